@@ -1,0 +1,1 @@
+"""Tandem: one large Mixture-of-Experts model on a pair of cards."""

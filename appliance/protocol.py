@@ -1,0 +1,225 @@
+"""Every message and control line between desk and engine, in one place.
+
+An engine reads lines on stdin and answers on stdout; one line is one message. Requests and events are JSON behind a word,
+control lines are words. `docs/protocol.md` is the reference; a test holds it against this module.
+
+    desk -> engine    GEN {Generate}   CANCEL id   PEER_DETACH   PEER_ATTACH   POOL_HOLD n   LINK_SERVE 0|1
+                      VRAM n   VRAM    STATS
+    engine -> desk    LOAD {LoadProgress}*   READY {Ready}   EV {Event}*   CTL ...   CTL ERR code text
+
+Every accepted `GEN` is answered by exactly one terminal `EV` (a `Finished`), whatever happens to it; only the death of the
+process can prevent that, and then the desk writes the terminal event itself.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+PROTOCOL_VERSION = 1
+
+
+class Word(StrEnum):
+    """The first word of a line."""
+
+    GEN = "GEN"
+    CANCEL = "CANCEL"
+    PEER_DETACH = "PEER_DETACH"
+    PEER_ATTACH = "PEER_ATTACH"
+    POOL_HOLD = "POOL_HOLD"
+    LINK_SERVE = "LINK_SERVE"
+    VRAM = "VRAM"
+    STATS = "STATS"
+    LOAD = "LOAD"
+    READY = "READY"
+    EV = "EV"
+    CTL = "CTL"
+
+
+class ControlErrorCode(StrEnum):
+    """The code in `CTL ERR code text`."""
+
+    UNKNOWN = "unknown"
+    """No such control line."""
+    MALFORMED = "malformed"
+    """The line's arguments are wrong."""
+    UNSUPPORTED = "unsupported"
+    """This engine, as it was started, cannot do that."""
+    BUSY = "busy"
+    """A request is running and this engine has one sequence."""
+    DUPLICATE = "duplicate"
+    """The request id is in use."""
+    FAILED = "failed"
+    """It was tried, failed and was undone."""
+
+
+class Message(BaseModel):
+    """Base of everything that crosses the pipe as JSON: immutable, and unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Sampling(Message):
+    """How the next token is chosen. The defaults are greedy decoding without penalties."""
+
+    temperature: float = Field(0.0, ge=0.0, le=100.0)
+    """0 is greedy."""
+    top_k: int = Field(0, ge=0)
+    """0 is off."""
+    top_p: float = Field(1.0, ge=0.0, le=1.0)
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(1.0, gt=0.0, le=10.0)
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    """Token id to a value added to its logit."""
+    seed: int = Field(0, ge=0, lt=2**64)
+    """The same seed, prompt and settings give the same tokens."""
+
+
+class Generate(Message):
+    """`GEN`: continue a prompt. Token ids in, token ids out; text lives in the web process."""
+
+    id: str = Field(min_length=1, max_length=128, pattern=r"^\S+$")
+    prompt: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    max_tokens: int = Field(ge=0)
+    sampling: Sampling = Sampling()
+    stop_ids: list[int] = Field(default_factory=list)
+    """Tokens that end the answer (the end-of-turn tokens of the model); they are reported, then the stream ends."""
+    ignore_eos: bool = False
+    """Go on past `stop_ids` until `max_tokens`."""
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    """None: no log-probabilities. N: the chosen token's, and those of the N likeliest."""
+    deadline_s: float | None = Field(None, gt=0)
+    """Wall-clock limit of the whole generation; over it the answer ends with reason `length`."""
+
+
+class TokenLogprobs(Message):
+    """Natural log-probabilities of one position, from the logits before temperature and filters."""
+
+    logprob: float
+    top: list[tuple[int, float]] = Field(default_factory=list)
+    """(token id, log-probability), likeliest first."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Timings(Message):
+    """What a request cost. Times are wall-clock of the engine."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose state was reused."""
+    generated_tokens: int = 0
+    prompt_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+class Queued(Message):
+    """The request waits; `place` 1 is next. Sent by the desk whenever the place changes, never by an engine."""
+
+    event: Literal["queued"] = "queued"
+    id: str
+    place: int = Field(ge=1)
+
+
+class Started(Message):
+    """A lane has taken the request."""
+
+    event: Literal["started"] = "started"
+    id: str
+    prompt_tokens: int
+    cached_tokens: int
+    lane: str | None = None
+    """Filled in by the desk."""
+
+
+class PromptProgress(Message):
+    """One more chunk of the prompt is done. `done` counts the cached tokens too."""
+
+    event: Literal["prompt"] = "prompt"
+    id: str
+    done: int
+    total: int
+
+
+class Tokens(Message):
+    """One or more new tokens, in order."""
+
+    event: Literal["tokens"] = "tokens"
+    id: str
+    ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry per id when asked for."""
+
+
+class Finished(Message):
+    """The terminal event; nothing follows it."""
+
+    event: Literal["finished"] = "finished"
+    id: str
+    reason: FinishReason
+    error_code: str | None = None
+    """The `code` of an error in `appliance.errors` when reason is `error`."""
+    error_text: str | None = None
+    timings: Timings = Timings()
+
+
+Event = Annotated[Queued | Started | PromptProgress | Tokens | Finished, Field(discriminator="event")]
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+"""Parses the JSON of an `EV` line."""
+
+
+class LoadProgress(Message):
+    """`LOAD`: how far a start-up stage is. Loader and engines write it; the desk shows it."""
+
+    stage: str
+    """`arena`, `dense`, `cache` or `warmup`."""
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float = 0.0
+    left_s: float | None = None
+
+
+class Ready(Message):
+    """`READY`: the engine takes requests. Everything that can run out of memory has been run once."""
+
+    protocol: int = PROTOCOL_VERSION
+    pid: int
+    card: str
+    context: int
+    """Tokens of prompt and answer together."""
+    slots: int
+    plan_bytes: dict[str, int]
+    """Card memory by consumer, as planned and allocated."""
+
+
+class Stats(Message):
+    """`CTL STATS`: counters since the engine started. Never blocks on the decode loop."""
+
+    rows_by_tier: dict[str, int]
+    """Routed expert rows computed, by tier (`own`, `peer`, `linked`, `streamed`, `host`)."""
+    windows: int
+    prompt_tokens: int
+    generated_tokens: int
+    swaps: int
+    resident_experts: int
+    slots: int
+    context_used: int
+    busy: bool
+    isa: str
+    pool_threads: int
+    pool_held: int
+
+
+def line(word: Word, *parts: str | Message) -> str:
+    """One protocol line, newline included."""
+    words = [word.value] + [p.model_dump_json(exclude_none=True) if isinstance(p, Message) else p for p in parts]
+    return " ".join(words) + "\n"

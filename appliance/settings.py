@@ -1,0 +1,171 @@
+"""All settings, in one model: command-line options, environment variables and the YAML file are three ways into it.
+
+Precedence: command line, then `TANDEM_*` environment variables, then the YAML file (`--config FILE` or `TANDEM_CONFIG`), then
+the defaults below. A name that no setting has is an error in all three. `docs/settings.md` lists every field; a test
+holds it against this module. No other module reads the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from appliance.errors import SettingsError
+
+ENV_PREFIX = "TANDEM_"
+MAX_CARDS = 2
+
+
+class Settings(BaseModel):
+    """Immutable; made once by `load_settings` and passed down."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
+
+    model: Path | None = Field(None, description="GGUF file, any shard of a split model, or a folder with one. None: the demo model.")
+    model_name: str | None = Field(None, description="Name in the API. None: the file's own name.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8080, ge=1, le=65535, description="TCP port to listen on.")
+    url_prefix: str = Field("", description="Path prefix behind a proxy, such as /notebook/me. X-Forwarded-Prefix is obeyed too.")
+
+    cards: str = Field("auto", description="auto, or one or two of cuda:N and host:N separated by a comma. auto: the GPUs of this machine, without any two host cards.")
+    context: int | None = Field(None, ge=16, description="Tokens of prompt and answer together, per lane. None: the model's own, at most 8192.")
+    chunk: int = Field(256, ge=8, le=8192, description="Prompt tokens computed in one go.")
+    kv_type: Literal["f16", "f32"] = Field("f16", description="Type of the key/value cache.")
+    slots: int | None = Field(None, ge=0, description="Expert slots per card. None: what the card's memory allows.")
+    card_memory_mib: int | None = Field(None, ge=1, description="Memory that a card may use, in MiB. None: what is free; for host cards a share of the limit of this container.")
+    pool_threads: int | None = Field(None, ge=1, le=1024, description="Threads of each engine's host pool. None: the usable cores divided by the lanes.")
+    max_swaps: int = Field(4, ge=0, description="Experts that may be swapped between two windows; 0 turns swapping off.")
+    profile: Path | None = Field(None, description="Profile that fills the expert caches at start. None: the one learned here before, if any.")
+    isa: Literal["auto", "portable", "avx2", "avx512"] = Field("auto", description="Instruction set of the host kernels. All give the same bits.")
+
+    max_queue: int = Field(64, ge=0, description="Requests that may wait; more get 429.")
+    default_max_tokens: int = Field(4096, ge=1, description="Length of an answer whose request names none.")
+    max_tokens_limit: int | None = Field(None, ge=1, description="Hard cap on the length of any answer. None: the context.")
+    request_timeout_s: float = Field(3600.0, gt=0, description="Wall-clock cap of one answer; over it, it ends with finish_reason length.")
+    keepalive_s: float = Field(0.8, gt=0, le=30, description="Longest silence on a stream before a comment is sent.")
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
+    api_key_file: Path | None = Field(None, description="File with one API key per line. None: no key is asked for.")
+    allowed_hosts: tuple[str, ...] = Field((), description="Accepted Host headers beside localhost and the address listened on; * accepts all.")
+    cors_origins: tuple[str, ...] = Field((), description="Origins that browsers may call the API from. Empty: none but our own.")
+    drain_s: float = Field(30.0, ge=0, description="After SIGTERM, how long running answers may go on.")
+
+    shm_dir: Path = Field(Path("/dev/shm"), description="Where the arena lies.")
+    state_dir: Path | None = Field(None, description="Where learned profiles lie. None: ~/.local/state/tandem.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe message that is logged.")
+    log_format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, JSON elsewhere.")
+
+    @field_validator("url_prefix")
+    @classmethod
+    def _prefix(cls, value: str) -> str:
+        value = value.rstrip("/")
+        if value and not value.startswith("/"):
+            raise ValueError(f"must begin with a slash, such as /{value}")
+        return value
+
+    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @classmethod
+    def _list(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("cards")
+    @classmethod
+    def _cards(cls, value: str) -> str:
+        if value != "auto":
+            parse_cards(value)
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> Settings:
+        if self.context is not None and self.chunk > self.context:
+            raise ValueError(f"chunk ({self.chunk}) is larger than context ({self.context}); lower chunk")
+        return self
+
+
+def parse_cards(text: str) -> tuple[str, ...]:
+    """`cuda:0,cuda:1` -> ("cuda:0", "cuda:1"). ValueError if it is not one or two different cards of one kind."""
+    cards = tuple(part.strip() for part in text.split(","))
+    for card in cards:
+        kind, _, number = card.partition(":")
+        if kind not in ("cuda", "host") or not number.isdecimal():
+            raise ValueError(f"{card!r} is not a card; write auto, cuda:N or host:N, two of them separated by a comma")
+    if len(cards) > MAX_CARDS:
+        raise ValueError(f"{len(cards)} cards given; a pair has two")
+    if len(set(cards)) != len(cards):
+        raise ValueError(f"card {cards[0]} is named twice")
+    if len({card.partition(":")[0] for card in cards}) > 1:
+        raise ValueError(f"{text!r} mixes GPUs and host cards; use two of one kind")
+    return cards
+
+
+def load_settings(
+    options: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] | None = None, config: Path | None = None
+) -> Settings:
+    """Merges the sources. `options` are the command line's; values of None count as not given.
+
+    Raises SettingsError with one sentence that names the setting, its value and where it came from.
+    """
+    environment = os.environ if environment is None else environment
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    from_env = _read_environment(environment)
+    path = config or (Path(environment["TANDEM_CONFIG"]) if environment.get("TANDEM_CONFIG") else None)
+    from_file = _read_yaml(path) if path else {}
+    sources = [("the command line", given), ("the environment", from_env), (str(path), from_file)]
+    merged = {name: value for _, values in reversed(sources) for name, value in values.items()}
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        raise _explain(error, sources) from None
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENV_PREFIX) or variable == "TANDEM_CONFIG":
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        _check_name(name, f"environment variable {variable}", {field: f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields})
+        if text != "":
+            values[name] = text
+    return values
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} must hold a mapping of settings, not a {type(content).__name__}")
+    for name in content:
+        _check_name(str(name), f"{path}: setting {name}", {field: field for field in Settings.model_fields})
+    return content
+
+
+def _check_name(name: str, where: str, spelled: Mapping[str, str]) -> None:
+    if name in Settings.model_fields:
+        return
+    close = difflib.get_close_matches(name, spelled, n=1)
+    hint = f"; did you mean {spelled[close[0]]}?" if close else "; docs/settings.md lists them all"
+    raise SettingsError(f"{where} is not a setting{hint}", param=name)
+
+
+def _explain(error: ValidationError, sources: list[tuple[str, dict[str, Any]]]) -> SettingsError:
+    first = error.errors(include_url=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return SettingsError(message)
+    name = str(first["loc"][0])
+    where = next((source for source, values in sources if name in values), "the defaults")
+    return SettingsError(f"{name} = {first['input']!r} (from {where}): {message[0].lower()}{message[1:]}", param=name)
