@@ -1,0 +1,11 @@
+// The Python module: one bind_* function per topic, each in the file of its name.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_quant(nb::module_& module);
+
+NB_MODULE(_native, module) {
+    module.doc() = "Kernels of the expert tiers and host cards.";
+    bind_quant(module);
+}
