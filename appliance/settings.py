@@ -33,16 +33,31 @@ class Settings(BaseModel):
     port: int = Field(8080, ge=1, le=65535, description="TCP port to listen on.")
     url_prefix: str = Field("", description="Path prefix behind a proxy, such as /notebook/me. X-Forwarded-Prefix is obeyed too.")
 
-    cards: str = Field("auto", description="auto, or one or two of cuda:N and host:N separated by a comma. auto: the GPUs of this machine, without any two host cards.")
-    context: int | None = Field(None, ge=16, description="Tokens of prompt and answer together, per lane. None: the model's own, at most 8192.")
+    cards: str = Field(
+        "auto",
+        description="auto, or one or two of cuda:N or host:N with a comma between. auto: this machine's GPUs, without any two host cards.",
+    )
+    context: int | None = Field(
+        None, ge=16, description="Tokens of prompt and answer together, per lane. None: the model's own, at most 8192."
+    )
     chunk: int = Field(256, ge=8, le=8192, description="Prompt tokens computed in one go.")
     kv_type: Literal["f16", "f32"] = Field("f16", description="Type of the key/value cache.")
     slots: int | None = Field(None, ge=0, description="Expert slots per card. None: what the card's memory allows.")
-    card_memory_mib: int | None = Field(None, ge=1, description="Memory that a card may use, in MiB. None: what is free; for host cards a share of the limit of this container.")
-    pool_threads: int | None = Field(None, ge=1, le=1024, description="Threads of each engine's host pool. None: the usable cores divided by the lanes.")
+    card_memory_mib: int | None = Field(
+        None,
+        ge=1,
+        description="Memory that a card may use, in MiB. None: what is free; for host cards a share of the limit of this container.",
+    )
+    pool_threads: int | None = Field(
+        None, ge=1, le=1024, description="Threads of each engine's host pool. None: the usable cores divided by the lanes."
+    )
     max_swaps: int = Field(4, ge=0, description="Experts that may be swapped between two windows; 0 turns swapping off.")
-    profile: Path | None = Field(None, description="Profile that fills the expert caches at start. None: the one learned here before, if any.")
-    isa: Literal["auto", "portable", "avx2", "avx512"] = Field("auto", description="Instruction set of the host kernels. All give the same bits.")
+    profile: Path | None = Field(
+        None, description="Profile that fills the expert caches at start. None: the one learned here before, if any."
+    )
+    isa: Literal["auto", "portable", "avx2", "avx512"] = Field(
+        "auto", description="Instruction set of the host kernels. All give the same bits."
+    )
 
     max_queue: int = Field(64, ge=0, description="Requests that may wait; more get 429.")
     default_max_tokens: int = Field(4096, ge=1, description="Length of an answer whose request names none.")
@@ -51,7 +66,9 @@ class Settings(BaseModel):
     keepalive_s: float = Field(0.8, gt=0, le=30, description="Longest silence on a stream before a comment is sent.")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
     api_key_file: Path | None = Field(None, description="File with one API key per line. None: no key is asked for.")
-    allowed_hosts: tuple[str, ...] = Field((), description="Accepted Host headers beside localhost and the address listened on; * accepts all.")
+    allowed_hosts: tuple[str, ...] = Field(
+        (), description="Accepted Host headers beside localhost and the address listened on; * accepts all."
+    )
     cors_origins: tuple[str, ...] = Field((), description="Origins that browsers may call the API from. Empty: none but our own.")
     drain_s: float = Field(30.0, ge=0, description="After SIGTERM, how long running answers may go on.")
 

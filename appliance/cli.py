@@ -1,0 +1,151 @@
+"""The command `tandem`. Every option is a field of `Settings`; nothing is defined twice.
+
+Errors that we raise on purpose end in one sentence on stderr and exit code 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from pydantic.fields import FieldInfo
+from rich.console import Console
+
+from appliance.errors import TandemError
+from appliance.settings import Settings, load_settings
+
+app = typer.Typer(
+    name="tandem",
+    help="Serves one large Mixture-of-Experts model from a GGUF file on a pair of cards, to two requests at once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except TandemError as error:
+        print(f"tandem: {error.message}", file=sys.stderr)
+        sys.exit(1)
+
+
+def with_settings(*shown: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of the named settings (all of them if none is named) beside its own.
+
+    The command's first parameter receives the merged `Settings`.
+    """
+    names = shown or tuple(name for name in Settings.model_fields if name != "model")
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(command, eval_str=True).parameters.values()][1:]
+        parameters = [_model_argument(), *(_option(name, Settings.model_fields[name]) for name in names), _config_option(), *own]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            config = values.pop("config")
+            options = {name: values.pop(name) for name in ("model", *names)}
+            command(load_settings(options, config=config), **values)
+
+        del run.__wrapped__  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _model_argument() -> inspect.Parameter:
+    annotation = Annotated[Path | None, typer.Argument(help=Settings.model_fields["model"].description, show_default=False)]
+    return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _config_option() -> inspect.Parameter:
+    annotation = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.", show_default=False)]
+    return inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    default = field.default
+    text = (field.description or "") + (f" [default: {default}]" if default not in (None, "", ()) else "")
+    option = typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_option_type(field), option])
+
+
+def _option_type(field: FieldInfo) -> Any:
+    """The type typer parses; anything it does not know travels as text and is checked by the settings model."""
+    members = [kind for kind in typing.get_args(field.annotation) if kind is not types.NoneType] or [field.annotation]
+    kind = members[0] if len(members) == 1 and members[0] in (int, float, Path) else str
+    return kind | None
+
+
+@app.command()
+@with_settings()
+def serve(settings: Settings) -> None:
+    """Load a model and serve it over HTTP."""
+    from appliance.web.server import run_server
+
+    sys.exit(run_server(settings))
+
+
+@app.command()
+@with_settings("cards", "context", "chunk", "kv_type", "slots", "card_memory_mib", "shm_dir")
+def plan(
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print what goes where in bytes, without loading weights. The quickest check of a model file."""
+    from appliance.memory.plan import plan_for, render_plan
+
+    result = plan_for(settings)
+    print(json.dumps(result.to_json(), indent=2) if as_json else render_plan(result))
+
+
+@app.command()
+@with_settings("cards", "context", "chunk", "kv_type", "slots", "card_memory_mib", "pool_threads", "max_swaps", "isa", "shm_dir")
+def bench(
+    settings: Settings,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 64,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs; the medians are shown.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure prompt and decode speed: one request alone, then two at once."""
+    from appliance.bench import measure, render_bench
+
+    result = measure(settings, prompt_tokens=prompt, new_tokens=tokens, repeat=repeat)
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        Console().print(render_bench(result))
+
+
+@config_app.command("print")
+@with_settings()
+def config_print(settings: Settings) -> None:
+    """Print the merged settings as YAML that `--config` accepts."""
+    print(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), end="")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"tandem {package_version('tandem-appliance')}")
+
+
+if __name__ == "__main__":
+    main()
