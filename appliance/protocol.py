@@ -5,7 +5,8 @@ control lines are words. `docs/protocol.md` is the reference; a test holds it ag
 
     desk -> engine    GEN {Generate}   CANCEL id   PEER_DETACH   PEER_ATTACH   POOL_HOLD n   LINK_SERVE 0|1
                       VRAM n   VRAM    STATS
-    engine -> desk    LOAD {LoadProgress}*   READY {Ready}   EV {Event}*   CTL ...   CTL ERR code text
+    engine -> desk    LOAD {LoadProgress}*   READY {Ready}   EV {Event}*   CTL reply ...   CTL ERR code text   FATAL {Fatal}
+    loader -> desk    LOAD {LoadProgress}*   FATAL {Fatal}
 
 Every accepted `GEN` is answered by exactly one terminal `EV` (a `Finished`), whatever happens to it; only the death of the
 process can prevent that, and then the desk writes the terminal event itself.
@@ -19,6 +20,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 PROTOCOL_VERSION = 1
+MAX_LINE_BYTES = 16 * 1024 * 1024
+"""Longest line either side accepts, newline not counted: some two million token ids."""
 
 
 class Word(StrEnum):
@@ -36,6 +39,18 @@ class Word(StrEnum):
     READY = "READY"
     EV = "EV"
     CTL = "CTL"
+    FATAL = "FATAL"
+
+
+class Reply(StrEnum):
+    """The second word of a `CTL` line: which control line it answers."""
+
+    PEER = "PEER"
+    HOLD = "HOLD"
+    LINK = "LINK"
+    VRAM = "VRAM"
+    STATS = "STATS"
+    ERR = "ERR"
 
 
 class ControlErrorCode(StrEnum):
@@ -199,6 +214,14 @@ class Ready(Message):
     slots: int
     plan_bytes: dict[str, int]
     """Card memory by consumer, as planned and allocated."""
+
+
+class Fatal(Message):
+    """`FATAL`: the last line of an engine or loader that gives up. Its exit code is not 0."""
+
+    code: str
+    """The `code` of an error in `appliance.errors`."""
+    text: str
 
 
 class Stats(Message):
