@@ -79,18 +79,18 @@ class Message(BaseModel):
 class Sampling(Message):
     """How the next token is chosen. The defaults are greedy decoding without penalties."""
 
-    temperature: float = Field(0.0, ge=0.0, le=100.0)
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     """0 is greedy."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(default=0, ge=0)
     """0 is off."""
-    top_p: float = Field(1.0, ge=0.0, le=1.0)
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
-    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    repetition_penalty: float = Field(1.0, gt=0.0, le=10.0)
+    top_p: float = Field(default=1.0, ge=0.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=10.0)
     logit_bias: dict[int, float] = Field(default_factory=dict)
     """Token id to a value added to its logit."""
-    seed: int = Field(0, ge=0, lt=2**64)
+    seed: int = Field(default=0, ge=0, lt=2**64)
     """The same seed, prompt and settings give the same tokens."""
 
 
@@ -105,9 +105,9 @@ class Generate(Message):
     """Tokens that end the answer (the end-of-turn tokens of the model); they are reported, then the stream ends."""
     ignore_eos: bool = False
     """Go on past `stop_ids` until `max_tokens`."""
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     """None: no log-probabilities. N: the chosen token's, and those of the N likeliest."""
-    deadline_s: float | None = Field(None, gt=0)
+    deadline_s: float | None = Field(default=None, gt=0)
     """Wall-clock limit of the whole generation; over it the answer ends with reason `length`."""
 
 
