@@ -1,0 +1,86 @@
+"""What the forward pass of a host card needs beside weights and slots, in bytes, buffer by buffer.
+
+Pure: the plan adds these numbers up, and the engine allocates exactly these buffers (`appliance.models.ops`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from appliance.models.config import ModelConfig
+
+WINDOW_ROWS = 8
+"""Most rows of a window, and most rows whose logits one run gives."""
+KV_TILE = 64
+"""Positions per tile of the key/value cache; the context is rounded up to whole tiles."""
+ATTENTION_SPAN = 256
+"""Positions whose attention is one unit of work while decoding."""
+ALIGNMENT = 64
+
+KvType = Literal["f16", "f32"]
+
+_GROUP_VALUES = 256
+_GROUP_BYTES = 320
+"""Bytes of 256 quantised activations: values, eight scales, sixteen sums (`ActGroup`)."""
+
+
+def kv_bytes(config: ModelConfig, context: int, kv_type: KvType) -> int:
+    """Keys and values of `context` positions in all layers."""
+    return config.layers * kv_layer_bytes(config, context, kv_type)
+
+
+def kv_layer_bytes(config: ModelConfig, context: int, kv_type: KvType) -> int:
+    """Keys and values of `context` positions in one layer."""
+    return 2 * config.kv_heads * config.head_dim * _up(context, KV_TILE) * (2 if kv_type == "f16" else 4)
+
+
+def workspace_bytes(config: ModelConfig, max_rows: int, context: int, max_logits: int = WINDOW_ROWS) -> dict[str, int]:
+    """Buffer name -> bytes for runs of up to `max_rows` rows, `max_logits` of which give logits.
+
+    The names are those of the buffers in `appliance.models.ops.Workspace`.
+    """
+    rows, pairs = max_rows, max_rows * config.top_k
+    spans = -(-context // ATTENTION_SPAN)
+    sizes = {
+        "tokens": rows * 4,
+        "angles": rows * config.head_dim * 4,
+        "hidden": rows * config.hidden * 4,
+        "normed": rows * config.hidden * 4,
+        "normed_groups": rows * _groups(config.hidden),
+        "query": rows * config.q_width * 4,
+        "key": rows * config.kv_width * 4,
+        "value": rows * config.kv_width * 4,
+        "attended": rows * config.q_width * 4,
+        "attended_groups": rows * _groups(config.q_width),
+        "attention_spans": min(rows, WINDOW_ROWS) * config.heads * spans * (config.head_dim + 2) * 4,
+        "router_logits": rows * config.experts * 4,
+        "routed": routed_bytes(rows, config.top_k, config.experts),
+        "expert_hidden": pairs * config.expert_width * 4,
+        "expert_hidden_groups": pairs * _groups(config.expert_width),
+        "expert_rows": pairs * config.hidden * 4,
+        "logits": max_logits * config.vocab * 4,
+    }
+    return {name: _up(nbytes, ALIGNMENT) for name, nbytes in sizes.items()}
+
+
+def residency_bytes(config: ModelConfig) -> int:
+    """Residency table and use counters of one card: an int32 and a uint32 per (layer, expert)."""
+    return 2 * _up(config.layers * config.experts * 4, ALIGNMENT)
+
+
+def routed_bytes(rows: int, top_k: int, experts: int) -> int:
+    """The routed list of one layer: ids and weights by token, their order by expert, and one entry per expert in use.
+
+    The native side carves the same parts out of it (`ops/routed.h`).
+    """
+    pairs = rows * top_k
+    parts = [pairs * 4, pairs * 4, pairs * 4, pairs * 4, experts * 4, min(experts, pairs) * 32]
+    return sum(_up(part, ALIGNMENT) for part in parts)
+
+
+def _groups(width: int) -> int:
+    return -(-width // _GROUP_VALUES) * _GROUP_BYTES
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
