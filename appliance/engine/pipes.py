@@ -4,8 +4,8 @@ Neither side can stop the other for ever:
 
 * The reader thread empties stdin at all times, so a desk that writes is never held up by a long window.
 * The writer keeps lines in memory while the pipe is full, so a desk that is slow to read does not hold up a window. Over
-  `HIGH_WATER_BYTES` it waits, which pauses the generation; a desk that reads nothing for `STALL_LIMIT_S` is broken, and
-  the engine gives up with an EngineError.
+  `HIGH_WATER_BYTES` it waits, which pauses the generation; a desk that reads nothing for `STALL_LIMIT_S` counts as gone,
+  and the engine ends as if the pipe had been closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 
 from appliance.engine.commands import Command, EndOfInput, Refusal, parse_command
-from appliance.errors import EngineError
 from appliance.protocol import MAX_LINE_BYTES, ControlErrorCode
 
 HIGH_WATER_BYTES = 1024 * 1024
@@ -118,7 +117,7 @@ class LineWriter:
     def write(self, line: str) -> None:
         """Writes a line, or keeps it until the pipe has room.
 
-        Raises BrokenPipeError if nobody can read it any more and EngineError if the desk has stopped reading.
+        Raises BrokenPipeError if the desk has closed the pipe or stopped reading it.
         """
         self._pending += line.encode("utf-8", errors="replace")
         self._push(wait_s=0.0)
@@ -135,7 +134,7 @@ class LineWriter:
             if self._push(wait_s=0.1):
                 progress_at = time.monotonic()
             elif time.monotonic() - progress_at > self._stall_limit_s:
-                raise EngineError(f"the desk has read nothing for {self._stall_limit_s:g} s; {len(self._pending)} bytes wait for it")
+                raise BrokenPipeError(f"the desk has read nothing for {self._stall_limit_s:g} s; {len(self._pending)} bytes wait for it")
 
     def _push(self, wait_s: float) -> bool:
         """Writes what fits; waits up to `wait_s` for room for the first part. Returns whether anything was written."""

@@ -32,6 +32,8 @@ from appliance.protocol import Sampling, TokenLogprobs
 Logits = NDArray[np.float32]
 TokenIds = NDArray[np.int64]
 
+_LARGEST_LOGIT = 1e30
+_LARGEST_BIAS = 1e9
 _FIRST_NUCLEUS = 512
 """Candidates of the first try to find a top-p nucleus without sorting the vocabulary."""
 
@@ -47,7 +49,7 @@ class Sampler:
     """Chooses the tokens of one answer and remembers what its penalties need. Confined to the engine loop."""
 
     def __init__(self, sampling: Sampling, vocab: int, prompt: Sequence[int], top_logprobs: int | None = None) -> None:
-        """Raises RequestError if `logit_bias` names no token or a value that is not finite.
+        """Raises RequestError if `logit_bias` names no token or has no sensible value.
 
         `top_logprobs` as in `Generate`. The ids of `prompt` must be below `vocab`.
         """
@@ -64,11 +66,13 @@ class Sampler:
     def choose(self, logits: Logits, position: int) -> Choice:
         """The token for the absolute `position`, from `logits`: [vocab] float32, which are left as they are.
 
-        Raises EngineError if the logits hold a NaN or have no finite maximum.
+        Raises EngineError if one of the logits is not a number or beyond all reason.
         """
-        peak = float(logits[np.argmax(logits)])
-        if not math.isfinite(peak):
-            raise EngineError(f"the model computed {peak} as the largest logit of position {position}; its weights or state are damaged")
+        lowest, peak = float(np.min(logits)), float(np.max(logits))
+        if not (lowest > -_LARGEST_LOGIT and peak < _LARGEST_LOGIT):  # written so that a NaN fails it
+            raise EngineError(
+                f"the model computed logits from {lowest} to {peak} for position {position}; its weights or state are damaged"
+            )
         token = self._draw(self._adjusted(logits), position)
         return Choice(token, None if self._top_logprobs is None else _logprobs(logits, peak, token, self._top_logprobs))
 
@@ -177,8 +181,8 @@ def _bias_arrays(logit_bias: dict[int, float], vocab: int) -> tuple[TokenIds, Lo
     for token, bias in logit_bias.items():
         if not 0 <= token < vocab:
             raise RequestError(f"logit_bias names token {token}, but the vocabulary has ids 0 to {vocab - 1}", param="logit_bias")
-        if not math.isfinite(bias):
-            raise RequestError(f"logit_bias of token {token} is {bias}; give a finite number", param="logit_bias")
+        if not abs(bias) <= _LARGEST_BIAS:
+            raise RequestError(f"logit_bias of token {token} is {bias}; give a number up to {_LARGEST_BIAS:g}", param="logit_bias")
     return np.array(list(logit_bias), dtype=np.int64), np.array(list(logit_bias.values()), dtype=np.float32)
 
 

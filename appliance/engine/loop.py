@@ -1,0 +1,197 @@
+"""The engine's main loop: one thread that obeys control lines and computes one request, one step at a time.
+
+Between any two steps (a chunk of a prompt, a window of decode) every line that has come in is obeyed, so `CANCEL`, `STATS`
+and the rest take effect within one step. Without a request the loop sleeps until a line comes.
+
+How a request ends: every accepted `GEN` gets exactly one `Finished`. A RequestError costs that request only. Any other
+exception ends the request with an error and then the loop, because the card's state can no longer be trusted: a fresh
+process is the recovery.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import structlog
+
+from appliance.engine.commands import Cancel, Command, EndOfInput, FreeMemory, HoldThreads, Refusal, ReportStats
+from appliance.engine.generation import Generation, Runner
+from appliance.engine.pipes import Inbox, LineWriter
+from appliance.engine.session import Session
+from appliance.errors import EngineError, MemoryBudgetError, RequestError, TandemError
+from appliance.protocol import ControlErrorCode, Event, Finished, FinishReason, Generate, Message, Reply, Stats, Timings, Word, line
+
+_log = structlog.get_logger()
+
+
+@runtime_checkable
+class ThreadHolder(Protocol):
+    """A runner whose host pool can give cores back (`POOL_HOLD`)."""
+
+    def hold_threads(self, num_threads: int) -> int:
+        """Lets the last `num_threads` threads sit out. Returns how many do: one always works."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardMemory:
+    """What `CTL VRAM` reports, in MiB."""
+
+    used_mib: int
+    free_mib: int
+
+
+@runtime_checkable
+class CacheResizer(Protocol):
+    """A runner whose expert cache can shrink and grow again (`VRAM`)."""
+
+    def free_memory(self, free_mib: int) -> CardMemory:
+        """Gives slots back until `free_mib` MiB of the card are free. Raises MemoryBudgetError if no slots can do that."""
+
+    def take_memory(self) -> CardMemory:
+        """Takes the planned number of slots again."""
+
+
+class EngineLoop:
+    """Serves one sequence. Confined to the thread that calls `run`; commands come through the inbox."""
+
+    def __init__(self, runner: Runner, inbox: Inbox, writer: LineWriter) -> None:
+        self._runner = runner
+        self._inbox = inbox
+        self._writer = writer
+        self._session = Session()
+        self._generation: Generation | None = None
+        self._last_finished_id: str | None = None
+        self._num_windows = 0
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+
+    def run(self) -> None:
+        """Serves until the desk closes the pipe.
+
+        Raises EngineError when the card failed, BrokenPipeError when the desk has gone without closing it.
+        """
+        while True:
+            command = self._next_command()
+            if isinstance(command, EndOfInput):
+                if self._generation is not None:
+                    self._finish(FinishReason.CANCELLED)
+                self._writer.flush()
+                return
+            if command is not None:
+                self._obey(command)
+            elif self._generation is not None:
+                self._step(self._generation)
+
+    def _next_command(self) -> Command | None:
+        """The next command; None if there is none and a request is running."""
+        command = self._inbox.take()
+        if command is not None or self._generation is not None:
+            return command
+        self._writer.flush()
+        return self._inbox.wait()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Generate():
+                self._begin(command)
+            case Cancel():
+                self._cancel(command)
+            case HoldThreads():
+                self._hold_threads(command.num_threads)
+            case FreeMemory():
+                self._resize_cache(command.free_mib)
+            case ReportStats():
+                self._reply(Reply.STATS, self._stats())
+            case Refusal():
+                self._refuse(command.code, command.text)
+
+    def _begin(self, request: Generate) -> None:
+        if self._generation is not None:
+            is_same = self._generation.request_id == request.id
+            code = ControlErrorCode.DUPLICATE if is_same else ControlErrorCode.BUSY
+            self._refuse(code, f"{request.id}: request {self._generation.request_id} is running")
+            return
+        try:
+            self._generation = Generation(request, self._runner, self._session, self._emit)
+        except RequestError as error:
+            self._emit_finished(request.id, FinishReason.ERROR, Timings(prompt_tokens=len(request.prompt)), error)
+
+    def _cancel(self, command: Cancel) -> None:
+        if self._generation is not None and self._generation.request_id == command.request_id:
+            self._finish(FinishReason.CANCELLED)
+        elif command.request_id != self._last_finished_id:  # of the last one the terminal event crossed this line
+            self._refuse(ControlErrorCode.MALFORMED, f"{Word.CANCEL}: request {command.request_id} is not running")
+
+    def _step(self, generation: Generation) -> None:
+        try:
+            self._runner.between_windows()
+            self._num_windows += 1
+            reason = generation.advance()
+        except RequestError as error:
+            self._finish(FinishReason.ERROR, error)
+        except BrokenPipeError:  # nobody is left to be told
+            raise
+        except EngineError as error:
+            self._finish(FinishReason.ERROR, error)
+            raise
+        except Exception as error:
+            _log.exception("step failed", request_id=generation.request_id)
+            wrapped = EngineError(f"the engine failed on a request: {type(error).__name__}: {error}")
+            self._finish(FinishReason.ERROR, wrapped)
+            raise wrapped from error
+        else:
+            if reason is not None:
+                self._finish(reason)
+
+    def _finish(self, reason: FinishReason, error: TandemError | None = None) -> None:
+        """Ends the running request: the only place that does."""
+        generation = self._generation
+        if generation is None:
+            raise EngineError("a request was ended twice")
+        self._generation = None
+        self._num_prompt_tokens += generation.num_computed_prompt_tokens
+        self._num_generated_tokens += generation.num_generated_tokens
+        self._emit_finished(generation.request_id, reason, generation.timings(), error)
+
+    def _emit_finished(self, request_id: str, reason: FinishReason, timings: Timings, error: TandemError | None) -> None:
+        self._last_finished_id = request_id
+        code, text = (None, None) if error is None else (error.code, error.message)
+        self._emit(Finished(id=request_id, reason=reason, error_code=code, error_text=text, timings=timings))
+
+    def _hold_threads(self, num_threads: int) -> None:
+        if not isinstance(self._runner, ThreadHolder):
+            self._refuse(ControlErrorCode.UNSUPPORTED, f"{Word.POOL_HOLD}: this engine has no host pool")
+            return
+        self._reply(Reply.HOLD, str(self._runner.hold_threads(num_threads)))
+
+    def _resize_cache(self, free_mib: int | None) -> None:
+        if not isinstance(self._runner, CacheResizer):
+            self._refuse(ControlErrorCode.UNSUPPORTED, f"{Word.VRAM}: the expert cache of this engine has a fixed size")
+            return
+        try:
+            memory = self._runner.take_memory() if free_mib is None else self._runner.free_memory(free_mib)
+        except MemoryBudgetError as error:
+            self._refuse(ControlErrorCode.FAILED, f"{Word.VRAM}: {error.message}")
+        else:
+            self._reply(Reply.VRAM, str(memory.used_mib), str(memory.free_mib))
+
+    def _stats(self) -> Stats:
+        running = self._generation
+        return Stats(
+            **self._runner.stats(),
+            windows=self._num_windows,
+            prompt_tokens=self._num_prompt_tokens + (running.num_computed_prompt_tokens if running else 0),
+            generated_tokens=self._num_generated_tokens + (running.num_generated_tokens if running else 0),
+            context_used=len(self._session),
+            busy=running is not None,
+        )
+
+    def _emit(self, event: Event) -> None:
+        self._writer.write(line(Word.EV, event))
+
+    def _reply(self, reply: Reply, *parts: str | Message) -> None:
+        self._writer.write(line(Word.CTL, reply.value, *parts))
+
+    def _refuse(self, code: ControlErrorCode, text: str) -> None:
+        self._writer.write(line(Word.CTL, Reply.ERR.value, code.value, " ".join(text.split())))

@@ -1,0 +1,205 @@
+"""The engine process: one card, one sequence, lines on stdin and stdout.
+
+    python -m appliance.engine.process --settings JSON --card host:0 --lane lead --threads N [--share INDEX/COUNT]
+
+    --settings  a `Settings` as JSON, `model` given; the sealed arena of that model must exist
+    --card      cuda:N or host:N
+    --lane      lead or helper; goes into every line of the log
+    --threads   threads of this engine's host pool
+    --share     which part of the profile this engine's expert cache takes, counted from 0, such as 1/2 for the second of
+                two lanes, so that two caches together cover what one of twice the size would; default 0/1, all
+
+It writes `LOAD` lines while it loads, `READY` when it can take requests, and on a fatal error one `FATAL` line as its last.
+The log and whatever libraries print go to stderr. It ends with
+
+    0  the desk closed stdin
+    1  it could not start; `FATAL` says why
+    2  wrong command line; stderr says why
+    3  the card or the engine failed while serving; the running request was ended first, then `FATAL` written
+    4  the desk stopped reading or closed stdout first
+
+and with SIGKILL if the thread that started it ends (so the desk starts engines from one long-lived thread).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import structlog
+from pydantic import ValidationError
+
+from appliance.engine.generation import Runner
+from appliance.engine.loop import EngineLoop
+from appliance.engine.pipes import Inbox, LineReader, LineWriter
+from appliance.errors import SettingsError, TandemError
+from appliance.log import configure_logging
+from appliance.protocol import Fatal, LoadProgress, Message, Ready, Word, line
+from appliance.settings import Settings
+
+EXIT_START_FAILED = 1
+EXIT_SERVING_FAILED = 3
+EXIT_DESK_GONE = 4
+END_GRACE_S = 2.0
+"""How long after the end of stdin a step may go on before the process ends in the middle of it."""
+
+Report: TypeAlias = Callable[[LoadProgress], None]
+_PR_SET_PDEATHSIG = 1
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What distinguishes one engine of a pair from the other."""
+
+    name: str
+    card: str
+    num_threads: int
+    share_index: int
+    share_count: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Returns the exit code."""
+    options = _parse(arguments)
+    lane = Lane(options.lane, options.card, options.threads, *options.share)
+
+    def open_runner(report: Report) -> Runner:
+        settings = _read_settings(options.settings)
+        configure_logging(settings.log_level, settings.log_format, lane=lane.name)
+        return build_runner(settings, lane, report)
+
+    return run_engine(open_runner, lane.card)
+
+
+def build_runner(settings: Settings, lane: Lane, report: Report) -> Runner:
+    """Opens the model on the lane's card: maps the arena, loads dense weights, fills slots, runs the largest chunk once.
+
+    Raises TandemError with the reason why it cannot be served.
+    """
+    from appliance.engine.model_runner import ModelRunner
+
+    return ModelRunner.open(settings, lane, report)
+
+
+def run_engine(open_runner: Callable[[Report], Runner], card: str) -> int:
+    """Takes over this process's stdin and stdout and serves until the desk closes them. Returns the exit code.
+
+    `open_runner` must return a runner that has allocated and run all that it ever will.
+    """
+    _die_with_parent()
+    faulthandler.enable(sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the desk decides when engines end
+    writer = LineWriter(_claim_stdout())
+    inbox = Inbox()
+    LineReader(sys.stdin.fileno(), inbox, on_end=_end_soon).start()
+    try:
+        runner = _open(open_runner, writer)
+        if runner is None:
+            return EXIT_START_FAILED
+        try:
+            writer.write(line(Word.READY, _ready(runner, card)))
+            return _serve(EngineLoop(runner, inbox, writer), writer)
+        finally:
+            runner.close()
+    except BrokenPipeError as error:
+        _log.info("the desk is gone", reason=str(error))
+        return EXIT_DESK_GONE
+
+
+def _open(open_runner: Callable[[Report], Runner], writer: LineWriter) -> Runner | None:
+    try:
+        return open_runner(lambda progress: writer.write(line(Word.LOAD, progress)))
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        _give_up(writer, error)
+        return None
+
+
+def _serve(loop: EngineLoop, writer: LineWriter) -> int:
+    try:
+        loop.run()
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        _give_up(writer, error)
+        return EXIT_SERVING_FAILED
+    return 0
+
+
+def _give_up(writer: LineWriter, error: Exception) -> None:
+    if isinstance(error, TandemError):
+        _log.error("engine gives up", code=error.code, reason=error.message)
+        fatal = Fatal(code=error.code, text=error.message)
+    else:
+        _log.error("engine gives up", exc_info=error)
+        fatal = Fatal(code=TandemError.code, text=f"unexpected {type(error).__name__}: {error}")
+    writer.write(line(Word.FATAL, fatal))
+    writer.flush()
+
+
+def _ready(runner: Runner, card: str) -> Message:
+    return Ready(pid=os.getpid(), card=card, context=runner.context, slots=runner.stats()["slots"], plan_bytes=dict(runner.plan_bytes))
+
+
+def _claim_stdout() -> int:
+    """Keeps stdout for protocol lines: returns a descriptor of it and sends what anyone else prints there to stderr."""
+    sys.stdout.flush()
+    protocol_descriptor = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return protocol_descriptor
+
+
+def _die_with_parent() -> None:
+    """Asks the kernel for SIGKILL when the parent thread ends: a crashed desk must not leave engines behind."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        _log.warning("cannot tie this engine's life to the desk's", reason=os.strerror(ctypes.get_errno()))
+
+
+def _end_soon() -> None:
+    """The desk closed stdin: end in time even if a step or the start takes longer."""
+    timer = threading.Timer(END_GRACE_S, os._exit, args=(0,))
+    timer.daemon = True
+    timer.start()
+
+
+def _read_settings(text: str) -> Settings:
+    try:
+        return Settings.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"--settings: {name}: {first['msg']}", param=name or None) from None
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m appliance.engine.process", description="One engine of Tandem; the desk starts it.")
+    parser.add_argument("--settings", required=True, metavar="JSON")
+    parser.add_argument("--card", required=True)
+    parser.add_argument("--lane", required=True, choices=("lead", "helper"))
+    parser.add_argument("--threads", required=True, type=int)
+    parser.add_argument("--share", default=(0, 1), type=_parse_share, metavar="INDEX/COUNT")
+    return parser.parse_args(arguments)
+
+
+def _parse_share(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    share = int(index), int(count)
+    if not 0 <= share[0] < share[1]:
+        raise ValueError(f"{text!r} is no share")
+    return share
+
+
+if __name__ == "__main__":
+    sys.exit(main())
