@@ -1,0 +1,200 @@
+"""Which experts belong into a card's slots: the fill at start, and the swaps between windows. Pure: it moves no bytes.
+
+Experts are numbered by (layer, expert); a table over them is an array [layers, experts]. Slots come in size classes, one
+per blob size, and a swap stays within its class; `blob_bytes_table` gives every expert's class (0: there is no such expert).
+
+`SwapPolicy` scores an expert by its uses, each worth half as much after `HALF_LIFE_TURNS`. Only an expert that the last window
+missed may come in, and only for a resident that scores clearly less; docs/arena.md has the measurements behind
+the constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from appliance.memory.layout import ArenaLayout
+
+BoolTable = npt.NDArray[np.bool_]
+IntTable = npt.NDArray[np.int64]
+FloatTable = npt.NDArray[np.float64]
+
+HALF_LIFE_TURNS = 1.0
+"""In turns: experts / top-k, the mean number of rows between two uses of one expert."""
+MARGIN_RATIO = 1.25
+MARGIN_USES = 0.4
+"""A newcomer's score must exceed `MARGIN_RATIO` times the victim's by this many uses."""
+PRIOR_USES = 0.1
+"""What the hottest rank of the profile is worth at the start, the coldest 0: it decides between experts not used yet."""
+
+_RESCALE_AT = 1e100
+_FORGOTTEN_HALF_LIVES = 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertId:
+    layer: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The slot of (victim_layer, victim_expert) is to hold (layer, expert), a blob of the same size."""
+
+    layer: int
+    expert: int
+    victim_layer: int
+    victim_expert: int
+
+
+class Policy(Protocol):
+    """What the expert cache asks. Confined to the engine loop."""
+
+    def observe(self, layers: IntTable, experts: IntTable, counts: IntTable, rows: int) -> None:
+        """One window or chunk of `rows` rows used expert (layers[i], experts[i]) for counts[i] of them; arrays [n], pairs distinct."""
+
+    def propose(self, resident: BoolTable, in_flight: BoolTable, limit: int) -> list[Swap]:
+        """At most `limit` swaps, most useful first; no expert is in two of them.
+
+        Newcomers are neither `resident` nor `in_flight`, victims `resident` and not `in_flight`. An expert is in flight while
+        a swap that names it, either way, has not landed.
+        """
+
+
+def blob_bytes_table(layout: ArenaLayout) -> IntTable:
+    """[layers, experts] int64: the blob size of each expert, which is its size class; 0 where a layer has no such expert."""
+    layers = 1 + max(blobs.layer for blobs in layout.layers)
+    experts = max(blobs.num_experts for blobs in layout.layers)
+    table = np.zeros((layers, experts), dtype=np.int64)
+    for blobs in layout.layers:
+        table[blobs.layer, : blobs.num_experts] = blobs.blob.nbytes
+    return table
+
+
+def rank_experts(uses: FloatTable, blob_bytes: IntTable) -> IntTable:
+    """Flat indices (layer * experts + expert) of all experts, most used first.
+
+    Ties go to the lower expert number and then to the lower layer, so that a profile without uses spreads over all layers.
+    """
+    layers, experts = np.nonzero(blob_bytes)
+    order = np.lexsort((layers, experts, -uses[layers, experts]))
+    return np.ravel_multi_index((layers[order], experts[order]), blob_bytes.shape).astype(np.int64)
+
+
+def fill_order(uses: FloatTable, blob_bytes: IntTable, slots: Mapping[int, int], share: tuple[int, int] = (0, 1)) -> list[ExpertId]:
+    """The experts that fill `slots` (blob size -> number of slots), hottest first.
+
+    `share` = (index, count) makes `count` caches hold different experts: of each class's ranking this one takes the ranks
+    index, index + count, ... first, and only when those are used up the hottest of the rest.
+    """
+    index, count = share
+    ranking = rank_experts(uses, blob_bytes)
+    chosen = np.zeros(blob_bytes.size, dtype=np.bool_)
+    for nbytes, num_slots in slots.items():
+        ranks = ranking[blob_bytes.flat[ranking] == nbytes]
+        own = np.arange(ranks.size) % count == index
+        chosen[np.concatenate([ranks[own], ranks[~own]])[:num_slots]] = True
+    num_experts = blob_bytes.shape[1]
+    return [ExpertId(*divmod(int(flat), num_experts)) for flat in ranking[chosen[ranking]]]
+
+
+class SwapPolicy:
+    """Swaps towards the experts in use now. Confined to the engine loop.
+
+    A use is worth `_unit`, and instead of all scores shrinking, `_unit` grows: a window costs work only for what it used.
+    """
+
+    def __init__(self, blob_bytes: IntTable, uses: FloatTable, *, experts_per_row: int) -> None:
+        """`uses` are the profile's, both tables [layers, experts].
+
+        `experts_per_row` is the model's top-k; with the number of experts it sets how fast uses are forgotten.
+        """
+        self._shape = blob_bytes.shape
+        self._class_masks = [blob_bytes.reshape(-1) == nbytes for nbytes in np.unique(blob_bytes[blob_bytes > 0])]
+        self._half_life_rows = HALF_LIFE_TURNS * blob_bytes.shape[1] / experts_per_row
+        ranking = rank_experts(uses, blob_bytes)
+        self._scores: FloatTable = np.zeros(blob_bytes.size)
+        self._scores[ranking] = np.linspace(PRIOR_USES, 0.0, ranking.size)
+        self._unit = 1.0
+        self._used: list[IntTable] = []
+
+    def observe(self, layers: IntTable, experts: IntTable, counts: IntTable, rows: int) -> None:
+        self._unit *= 2.0 ** min(rows / self._half_life_rows, _FORGOTTEN_HALF_LIVES)
+        if self._unit > _RESCALE_AT:
+            self._scores /= self._unit
+            self._unit = 1.0
+        flat = layers * self._shape[1] + experts
+        self._scores[flat] += counts * self._unit
+        self._used.append(flat)
+
+    def propose(self, resident: BoolTable, in_flight: BoolTable, limit: int) -> list[Swap]:
+        used, self._used = self._used, []
+        if not used or limit <= 0:
+            return []
+        recent = used[0] if len(used) == 1 else np.unique(np.concatenate(used))
+        flat_resident, flat_busy = resident.reshape(-1), in_flight.reshape(-1)
+        newcomers = recent[~(flat_resident[recent] | flat_busy[recent])]
+        eligible = flat_resident & ~flat_busy
+        pairs: list[tuple[float, int, int]] = []
+        for mask in self._class_masks:
+            rivals = newcomers[mask[newcomers]]
+            if rivals.size:
+                pairs += self._pair(rivals, np.flatnonzero(eligible & mask), limit)
+        pairs.sort(reverse=True)
+        num_experts = self._shape[1]
+        return [Swap(*divmod(newcomer, num_experts), *divmod(victim, num_experts)) for _, newcomer, victim in pairs[:limit]]
+
+    def score(self, layer: int, expert: int) -> float:
+        """Uses of the expert, decayed to the last observed row."""
+        return float(self._scores[layer * self._shape[1] + expert] / self._unit)
+
+    def _pair(self, newcomers: IntTable, victims: IntTable, limit: int) -> list[tuple[float, int, int]]:
+        """(gain, newcomer, victim): the hottest newcomer with the coldest victim, and so on while it pays."""
+        number = min(limit, newcomers.size, victims.size)
+        if number == 0:
+            return []
+        hottest = _smallest(newcomers, -self._scores[newcomers], number)
+        coldest = _smallest(victims, self._scores[victims], number)
+        coming, going = self._scores[hottest], self._scores[coldest]
+        pays = coming > going * MARGIN_RATIO + MARGIN_USES * self._unit
+        return list(zip((coming - going)[pays].tolist(), hottest[pays].tolist(), coldest[pays].tolist(), strict=True))
+
+
+class AlwaysSwap:
+    """Swaps `limit` experts in every window, useful or not: it shows that placement does not change the answer.
+
+    Confined to the engine loop.
+    """
+
+    def __init__(self, blob_bytes: IntTable) -> None:
+        self._shape = blob_bytes.shape
+        self._classes = blob_bytes.reshape(-1)
+        self._next = 0
+
+    def observe(self, layers: IntTable, experts: IntTable, counts: IntTable, rows: int) -> None:
+        """Nothing that it is told matters to it."""
+
+    def propose(self, resident: BoolTable, in_flight: BoolTable, limit: int) -> list[Swap]:
+        turn = np.roll(np.arange(self._classes.size), -self._next)
+        self._next = (self._next + max(limit, 1)) % self._classes.size
+        free = ~in_flight.reshape(-1)[turn]
+        held = resident.reshape(-1)[turn]
+        swaps: list[Swap] = []
+        for nbytes in np.unique(self._classes[self._classes > 0]):
+            usable = free & (self._classes[turn] == nbytes)
+            pairs = zip(turn[usable & ~held].tolist(), turn[usable & held].tolist(), strict=False)
+            swaps += [Swap(*divmod(new, self._shape[1]), *divmod(old, self._shape[1])) for new, old in pairs]
+        first = self._next % max(len(swaps), 1)
+        return (swaps[first:] + swaps[:first])[:limit]
+
+
+def _smallest(items: IntTable, keys: FloatTable, number: int) -> IntTable:
+    """The `number` items with the smallest keys, smallest first."""
+    if number < items.size:
+        within = np.flatnonzero(keys <= np.partition(keys, number - 1)[number - 1])  # ties may make it a few more
+        items, keys = items[within], keys[within]
+    return items[np.argsort(keys, kind="stable")[:number]]
