@@ -10,9 +10,9 @@ The order, each step on the result of the one before:
 5. `top_k` keeps the k largest; of equal ones the lower ids.
 6. `top_p` keeps the fewest of the likeliest whose probabilities among those left by step 5 add up to at least `top_p`.
 7. `min_p` keeps those that are at least `min_p` times as likely as the likeliest. One token always stays.
-8. One of the rest is drawn by its probability, with a number that depends on `(seed, position)` alone: Philox4x64 with the
-   seed as key and the token's absolute position as counter. So the same seed gives the same text, however the tokens are
-   spread over windows.
+8. One of the rest is drawn by its probability, with a number that depends on `(seed, position)` alone: Philox4x64-10
+   (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011) with the seed as key and the token's absolute position
+   plus one as counter. So the same seed gives the same text, however the tokens are spread over windows.
 
 Log-probabilities are those of the logits before step 1.
 """
@@ -34,8 +34,8 @@ TokenIds = NDArray[np.int64]
 
 _LARGEST_LOGIT = 1e30
 _LARGEST_BIAS = 1e9
-_FIRST_NUCLEUS = 512
-"""Candidates of the first try to find a top-p nucleus without sorting the vocabulary."""
+_LOWEST_TEMPERATURE = 1e-30
+"""Below it float32 would divide by zero; it is far on the greedy side already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,20 @@ class Choice:
     token: int
     logprobs: TokenLogprobs | None
     """Given if they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The tokens that can be drawn, in the order of their ids, and how likely they are relative to each other."""
+
+    ids: TokenIds
+    weights: Logits
+
+    def at(self, fraction: float) -> int:
+        """The token that lies at `fraction`, 0 to less than 1, of the cumulated weights."""
+        cumulative = np.cumsum(self.weights, dtype=np.float64)
+        index = int(np.searchsorted(cumulative, fraction * cumulative[-1], side="right"))
+        return int(self.ids[min(index, len(self.ids) - 1)])
 
 
 class Sampler:
@@ -54,7 +68,8 @@ class Sampler:
         `top_logprobs` as in `Generate`. The ids of `prompt` must be below `vocab`.
         """
         self._sampling = sampling
-        self._vocab = vocab
+        self._temperature = max(sampling.temperature, _LOWEST_TEMPERATURE)
+        self._all_ids: TokenIds = np.arange(vocab)
         self._top_logprobs = top_logprobs
         self._bias_ids, self._bias = _bias_arrays(sampling.logit_bias, vocab)
         self._counts: NDArray[np.int32] = np.zeros(vocab, dtype=np.int32)
@@ -73,7 +88,11 @@ class Sampler:
             raise EngineError(
                 f"the model computed logits from {lowest} to {peak} for position {position}; its weights or state are damaged"
             )
-        token = self._draw(self._adjusted(logits), position)
+        adjusted = self._adjusted(logits)
+        if self._sampling.temperature == 0.0:
+            token = int(np.argmax(adjusted))
+        else:
+            token = self._filtered(adjusted).at(uniform(self._sampling.seed, position))
         return Choice(token, None if self._top_logprobs is None else _logprobs(logits, peak, token, self._top_logprobs))
 
     def accept(self, token: int) -> None:
@@ -82,6 +101,10 @@ class Sampler:
         self._generated.add(token)
         if self._sampling.repetition_penalty != 1.0:
             self._seen.add(token)
+
+    def distribution(self, logits: Logits) -> Distribution:
+        """What a token is drawn from at a temperature above 0, by steps 1 to 7."""
+        return self._filtered(self._adjusted(logits))
 
     def _adjusted(self, logits: Logits) -> Logits:
         """Steps 1 to 3, on a copy if there is anything to do."""
@@ -102,56 +125,33 @@ class Sampler:
             result[generated] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * counts
         return result
 
-    def _draw(self, logits: Logits, position: int) -> int:
-        """Steps 4 to 8."""
-        best = int(np.argmax(logits))
-        if self._sampling.temperature == 0.0:
-            return best
-        ids, weights = self._candidates(logits, float(logits[best]))
-        cumulative = np.cumsum(weights)
-        target = uniform(self._sampling.seed, position) * cumulative[-1]
-        index = min(int(np.searchsorted(cumulative, target, side="right")), len(weights) - 1)
-        return index if ids is None else int(ids[index])
-
-    def _candidates(self, logits: Logits, peak: float) -> tuple[TokenIds | None, NDArray[np.float64]]:
-        """The tokens left by steps 5 to 7, likeliest first, and their weights relative to the likeliest.
-
-        Ids of None mean all tokens, in the order of their ids.
-        """
+    def _filtered(self, logits: Logits) -> Distribution:
+        """Steps 4 to 7."""
         sampling = self._sampling
-        has_top_k = 0 < sampling.top_k < self._vocab
-        if has_top_k:
-            ids = largest(logits, sampling.top_k)
-        elif sampling.top_p < 1.0:
-            ids = self._nucleus(logits, peak)
-        elif sampling.min_p > 0.0:
-            ids = np.flatnonzero(self._weights(logits, peak) >= sampling.min_p)
-        else:
-            return None, self._weights(logits, peak)
-        weights = self._weights(logits[ids], peak)
-        if has_top_k and sampling.top_p < 1.0:
-            kept = _nucleus_size(weights, sampling.top_p, float(weights.sum()))
-            ids, weights = ids[:kept], weights[:kept]
+        peak = float(np.max(logits))
+        ids, values = self._all_ids, logits
+        if 0 < sampling.top_k < len(values):
+            kept = largest(values, sampling.top_k)
+            ids, values = ids[kept], values[kept]
+        if sampling.top_p < 1.0:
+            kept = largest(values, self._nucleus_size(values, peak))
+            ids, values = ids[kept], values[kept]
         if sampling.min_p > 0.0:
-            is_kept = weights >= sampling.min_p
-            ids, weights = ids[is_kept], weights[is_kept]
-        return ids, weights
+            kept = np.flatnonzero(values >= peak + self._temperature * math.log(sampling.min_p))
+            ids, values = ids[kept], values[kept]
+        return Distribution(ids, self._weights(values, peak))
 
-    def _nucleus(self, logits: Logits, peak: float) -> TokenIds:
-        """The ids that `top_p` keeps of the whole vocabulary, likeliest first."""
-        total = float(self._weights(logits, peak).sum())
-        size = _FIRST_NUCLEUS
-        while True:
-            ids = largest(logits, min(size, self._vocab))
-            weights = self._weights(logits[ids], peak)
-            if len(ids) == self._vocab or float(weights.sum()) > self._sampling.top_p * total:
-                return ids[: _nucleus_size(weights, self._sampling.top_p, total)]
-            size *= 8
+    def _nucleus_size(self, logits: Logits, peak: float) -> int:
+        """How many of the likeliest tokens it takes to reach `top_p`; at least one."""
+        cumulative = np.cumsum(self._weights(np.sort(logits)[::-1], peak), dtype=np.float64)
+        target = self._sampling.top_p * cumulative[-1]
+        return min(int(np.searchsorted(cumulative, target, side="left")) + 1, len(cumulative))
 
-    def _weights(self, logits: Logits, peak: float) -> NDArray[np.float64]:
-        """Probabilities after the temperature, relative to that of the likeliest token."""
+    def _weights(self, logits: Logits, peak: float) -> Logits:
+        """Probabilities after the temperature, relative to that of a token with the logit `peak`."""
         with np.errstate(over="ignore", under="ignore"):  # a tiny temperature sends all but the likeliest to -inf, then 0
-            return np.exp((logits.astype(np.float64) - peak) / self._sampling.temperature)
+            weights: Logits = np.exp((logits - np.float32(peak)) / np.float32(self._temperature))
+        return weights
 
 
 def uniform(seed: int, position: int) -> float:
@@ -161,20 +161,16 @@ def uniform(seed: int, position: int) -> float:
 
 
 def largest(values: Logits, count: int) -> TokenIds:
-    """Indices of the `count` largest of `values`, largest first; of equal ones the lower index first and kept."""
-    if count < len(values):
-        threshold = np.partition(values, len(values) - count)[len(values) - count]
-        above = np.flatnonzero(values > threshold)
-        equal = np.flatnonzero(values == threshold)[: count - len(above)]
-        indices = np.concatenate([above, equal])
-    else:
-        indices = np.arange(len(values))
-    return indices[np.lexsort((indices, -values[indices]))]
-
-
-def _nucleus_size(weights: NDArray[np.float64], top_p: float, total: float) -> int:
-    """How many of the descending `weights` it takes to reach `top_p * total`; at least one."""
-    return min(int(np.searchsorted(np.cumsum(weights), top_p * total, side="left")) + 1, len(weights))
+    """Indices of the `count` largest of `values`, ascending; of equal values the lower indices are taken."""
+    if count >= len(values):
+        return np.arange(len(values))
+    threshold = np.partition(values, len(values) - count)[len(values) - count]
+    indices = np.flatnonzero(values >= threshold)
+    num_surplus = len(indices) - count
+    if num_surplus:
+        equal = indices[values[indices] == threshold]
+        indices = np.setdiff1d(indices, equal[len(equal) - num_surplus :], assume_unique=True)
+    return indices
 
 
 def _bias_arrays(logit_bias: dict[int, float], vocab: int) -> tuple[TokenIds, Logits]:
@@ -187,8 +183,11 @@ def _bias_arrays(logit_bias: dict[int, float], vocab: int) -> tuple[TokenIds, Lo
 
 
 def _logprobs(logits: Logits, peak: float, token: int, num_top: int) -> TokenLogprobs:
-    log_total = math.log(float(np.sum(np.exp(logits - np.float32(peak)), dtype=np.float64)))
-    top = [(int(index), float(logits[index]) - peak - log_total) for index in (largest(logits, num_top) if num_top else ())]
+    with np.errstate(under="ignore"):
+        log_total = math.log(float(np.sum(np.exp(logits - np.float32(peak)), dtype=np.float64)))
+    ids = largest(logits, num_top) if num_top else np.empty(0, dtype=np.int64)
+    likeliest_first = ids[np.argsort(-logits[ids], kind="stable")]
+    top = [(int(index), float(logits[index]) - peak - log_total) for index in likeliest_first]
     return TokenLogprobs(logprob=float(logits[token]) - peak - log_total, top=top)
 
 
