@@ -1,0 +1,78 @@
+"""What the desk needs to know to run: the lanes, the line, the time limits."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from appliance.errors import SettingsError
+from appliance.memory.limits import usable_cores
+from appliance.settings import Settings, parse_cards
+
+LANE_NAMES = ("lead", "helper")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneConfig:
+    """One engine process and its card."""
+
+    name: str
+    card: str
+    argv: tuple[str, ...]
+    """Command line of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long the desk waits for what, in seconds. Tests shorten them; users have no need to."""
+
+    cancel_s: float = 5.0
+    """From CANCEL to the terminal event; then the engine is killed. Longer than a chunk, shorter than a restart is worth."""
+    start_silence_s: float = 300.0
+    """Longest silence of a starting engine."""
+    answer_s: float = 60.0
+    """From STATS to its answer, which never waits for the decode loop; then the engine is stuck and is killed."""
+    overdue_s: float = 15.0
+    """How much later than a request's own deadline its engine may end it."""
+    stats_period_s: float = 1.0
+    """Between two STATS to a busy lane."""
+    restart_delays_s: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+    """Before each restart in a row. One more death is a crash loop, and the lane has failed."""
+    stable_s: float = 60.0
+    """An engine that was ready for so long, or ended a request properly, begins a new row of deaths."""
+    term_after_s: float = 3.0
+    """From end of file to SIGTERM."""
+    kill_after_s: float = 5.0
+    """From end of file to SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeskConfig:
+    """Immutable; made once and passed to `Desk`."""
+
+    lanes: tuple[LaneConfig, ...]
+    """One or two, the lead first."""
+    loader_argv: tuple[str, ...]
+    """Command line of the loader, which exits with 0 when the arena is sealed."""
+    max_queue: int = 64
+    """Requests that may wait."""
+    limits: Limits = field(default_factory=Limits)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> DeskConfig:
+        """The real processes. `settings` must name a model and its cards: `auto` is resolved before.
+
+        Raises SettingsError if it does not.
+        """
+        if settings.model is None or settings.cards == "auto":
+            raise SettingsError(f"model ({settings.model}) and cards ({settings.cards}) must be chosen before the desk starts")
+        cards = parse_cards(settings.cards)
+        threads = settings.pool_threads or max(1, usable_cores() // len(cards))
+        python = (sys.executable, "-m")
+        loader = (*python, "appliance.memory.loader", "--model", str(settings.model), "--shm-dir", str(settings.shm_dir))
+        engine = (*python, "appliance.engine.process", "--settings", settings.model_dump_json(), "--threads", str(threads))
+        lanes = tuple(
+            LaneConfig(name, card, (*engine, "--card", card, "--lane", name, "--share", f"{index}/{len(cards)}"))
+            for index, (name, card) in enumerate(zip(LANE_NAMES, cards, strict=False))
+        )
+        return cls(lanes, loader, settings.max_queue)

@@ -1,0 +1,97 @@
+"""What the desk says of itself: immutable snapshots that any thread may read and keep."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+
+from appliance.desk.lane_state import LaneState
+from appliance.protocol import LoadProgress, Stats
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    """No lane takes requests yet, or all of them are being restarted."""
+    READY = "ready"
+    """At least one lane takes requests."""
+    DRAINING = "draining"
+    """Shutting down; new requests are refused."""
+    FAILED = "failed"
+    """No lane will take requests any more; `reason` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """A request that a lane is working on."""
+
+    id: str
+    prompt_tokens: int
+    prompt_done: int
+    """Prompt tokens computed or reused so far."""
+    generated_tokens: int
+    tokens_per_s: float
+    """Of decode so far; 0 before the second token."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    name: str
+    card: str
+    state: LaneState
+    reason: str | None
+    """Why the lane is dead or failed."""
+    pid: int | None
+    restarts: int
+    load: LoadProgress | None
+    """While it starts."""
+    context: int | None
+    """Tokens of prompt and answer together; None before it was ready."""
+    context_used: int
+    """Tokens of the conversation that it holds."""
+    request: RequestStatus | None
+    stats: Stats | None
+    """The last counters it reported; they begin at 0 when the engine does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Since the desk was started. accepted = finished + cancelled + failed + waiting + running."""
+
+    accepted: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    rejected: int = 0
+    """Refused at the door: line full, or not ready."""
+    prompt_tokens: int = 0
+    """Of the requests that a lane took."""
+    cached_tokens: int = 0
+    """Those of them whose state was reused."""
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeskStatus:
+    phase: Phase
+    reason: str | None
+    """Why nothing works, when the phase is failed."""
+    load: LoadProgress | None
+    """The stage that start-up is in."""
+    context: int | None
+    """The smallest of the lanes; None before one was ready."""
+    lanes: tuple[LaneStatus, ...]
+    queue_length: int
+    counters: Counters
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings."""
+        plain = asdict(self, dict_factory=_plain)
+        plain["lanes"] = list(plain["lanes"])
+        return plain
+
+
+def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value.model_dump(mode="json") if isinstance(value, BaseModel) else value for name, value in items}
