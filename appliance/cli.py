@@ -109,7 +109,8 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Print what goes where in bytes, without loading weights. The quickest check of a model file."""
-    from appliance.memory.plan import plan_for, render_plan
+    from appliance.memory.plan import plan_for
+    from appliance.memory.plan_report import render_plan
 
     result = plan_for(settings)
     print(json.dumps(result.to_json(), indent=2) if as_json else render_plan(result))

@@ -23,6 +23,8 @@ FORMAT = 1
 
 PartName = Literal["gate", "up", "down"]
 
+_EXPERT_SUFFIXES = tuple(f".ffn_{name}_exps.weight" for name in ("gate", "up", "gate_up", "down"))
+
 
 @dataclass(frozen=True, slots=True)
 class BlobPart:
@@ -105,6 +107,11 @@ def arena_layout(gguf: GgufFile, config: ModelConfig) -> ArenaLayout:
         layers.append(blobs)
         offset += blobs.nbytes
     return ArenaLayout(tuple(layers), offset)
+
+
+def is_expert_tensor(name: str) -> bool:
+    """Whether a tensor of the file goes into the arena; all others are dense weights."""
+    return name.endswith(_EXPERT_SUFFIXES)
 
 
 def part_sources(gguf: GgufFile, layout: ArenaLayout) -> tuple[PartSource, ...]:

@@ -87,14 +87,16 @@ def layer_tensor(layer: int, name: str) -> str:
 
 def _read_qwen3moe(gguf: GgufFile) -> ModelConfig:
     keys = MetadataReader(gguf)
+    hidden = keys.integer("qwen3moe.embedding_length", 1, MAX_WIDTH)
+    heads = keys.integer("qwen3moe.attention.head_count", 1, MAX_WIDTH)
     config = ModelConfig(
         arch="qwen3moe",
         name=keys.text("general.name", gguf.paths[0].stem),
         layers=keys.integer("qwen3moe.block_count", 1, MAX_LAYERS),
-        hidden=keys.integer("qwen3moe.embedding_length", 1, MAX_WIDTH),
-        heads=keys.integer("qwen3moe.attention.head_count", 1, MAX_WIDTH),
+        hidden=hidden,
+        heads=heads,
         kv_heads=keys.integer("qwen3moe.attention.head_count_kv", 1, MAX_WIDTH),
-        head_dim=keys.integer("qwen3moe.attention.key_length", 2, MAX_HEAD_DIM),
+        head_dim=keys.integer("qwen3moe.attention.key_length", 2, MAX_HEAD_DIM, default=hidden // heads),
         experts=keys.integer("qwen3moe.expert_count", 1, MAX_EXPERTS),
         top_k=keys.integer("qwen3moe.expert_used_count", 1, MAX_EXPERTS),
         expert_width=keys.integer("qwen3moe.expert_feed_forward_length", 1, MAX_WIDTH),

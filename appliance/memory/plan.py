@@ -1,0 +1,365 @@
+"""What goes where, in bytes, decided before anything is loaded; the engine allocates exactly this.
+
+    card     dense weights + key/value cache + workspace + tables + expert slots     <= its budget, if it has one
+    host     arena + processes + host cards                                          <= what this container leaves
+    shm_dir  arena                                                                   <= what is free there
+
+`make_plan` is pure; `plan_for` asks the file and the machine. A host card lies in host memory, so its slots hold copies of
+blobs that the arena holds too: by default it gets slots for a quarter of the experts, where memory allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from appliance.errors import SettingsError
+from appliance.gguf_file import TensorInfo, open_gguf
+from appliance.memory.arena import HEADER_BYTES, ArenaPlace
+from appliance.memory.budget import Change, Shortage, shortage_error
+from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor
+from appliance.memory.limits import memory_limit, shm_space
+from appliance.memory.slots import SlotClass, deal_slots, slot_order, slots_that_fit
+from appliance.memory.workspace import kv_bytes, residency_bytes, workspace_bytes
+from appliance.models.config import ModelConfig, read_config
+from appliance.settings import Settings, parse_cards
+from appliance.units import MIB
+
+DEFAULT_CONTEXT = 8192
+MIN_CONTEXT = 512
+MIN_CHUNK = 32
+"""Advice does not go below these."""
+HOST_CARD_EXPERTS_RATIO = 0.25
+"""Share of the experts that a host card has slots for, unless it is told otherwise."""
+WEB_PROCESS_BYTES = 160 * MIB
+ENGINE_PROCESS_BYTES = 192 * MIB
+"""What a process holds beside its card: interpreter, libraries, vocabulary, pipes."""
+DENSE_ALIGNMENT = 64
+
+KvType = Literal["f16", "f32"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is wanted; `None` leaves the choice to the plan."""
+
+    cards: tuple[str, ...]
+    context: int | None
+    chunk: int
+    kv_type: KvType
+    slots: int | None
+    """Per card."""
+    card_bytes: int | None
+    """Budget of each card. None: an equal share of what the arena and the processes leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to be planned with."""
+
+    memory_bytes: int
+    """Host memory that may still be taken, an arena of this model that lies there already included."""
+    memory_source: str
+    shm_bytes: int | None
+    """The same for the folder of the arena. None: it has no limit of its own."""
+    shm_dir: str
+
+
+@dataclass(frozen=True, slots=True)
+class CardPlan:
+    """One card's memory. The engine allocates exactly these bytes."""
+
+    card: str
+    dense_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    tables_bytes: int
+    slot_classes: tuple[SlotClass, ...]
+    budget_bytes: int | None
+    """None: bounded by host memory alone."""
+
+    @property
+    def slots(self) -> int:
+        return sum(dealt.slots for dealt in self.slot_classes)
+
+    @property
+    def slots_bytes(self) -> int:
+        return sum(dealt.nbytes for dealt in self.slot_classes)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.consumers().values())
+
+    def consumers(self) -> dict[str, int]:
+        """Bytes by consumer, in the glossary's words."""
+        return {
+            "dense weights": self.dense_bytes,
+            "key/value cache": self.kv_bytes,
+            "workspace": self.workspace_bytes,
+            "tables": self.tables_bytes,
+            "expert slots": self.slots_bytes,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "card": self.card,
+            "dense_bytes": self.dense_bytes,
+            "kv_bytes": self.kv_bytes,
+            "workspace_bytes": self.workspace_bytes,
+            "tables_bytes": self.tables_bytes,
+            "slots_bytes": self.slots_bytes,
+            "total_bytes": self.total_bytes,
+            "budget_bytes": self.budget_bytes,
+            "slots": self.slots,
+            "slot_classes": [asdict(dealt) for dealt in self.slot_classes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """Host memory, of which the arena lies in shared memory."""
+
+    arena_bytes: int
+    processes_bytes: int
+    cards_bytes: int
+    machine: Machine
+
+    @property
+    def total_bytes(self) -> int:
+        return self.arena_bytes + self.processes_bytes + self.cards_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan that fits, with every choice made."""
+
+    config: ModelConfig
+    num_experts: int
+    """Of all layers together."""
+    context: int
+    chunk: int
+    kv_type: KvType
+    cards: tuple[CardPlan, ...]
+    host: HostPlan
+
+    def card(self, name: str) -> CardPlan:
+        """KeyError if the plan has no such card."""
+        for plan in self.cards:
+            if plan.card == name:
+                return plan
+        raise KeyError(name)
+
+    def settings_for_engines(self, settings: Settings) -> Settings:
+        """`settings` with the plan's choices written in, so that every engine comes to the same plan without looking around."""
+        return settings.model_copy(update={"context": self.context, "chunk": self.chunk, "slots": self.cards[0].slots})
+
+    def to_json(self) -> dict[str, Any]:
+        """Sizes in bytes, as `tandem plan --json` prints them."""
+        machine = self.host.machine
+        return {
+            "model": {
+                "name": self.config.name,
+                "architecture": self.config.arch,
+                "layers": self.config.layers,
+                "experts": self.num_experts,
+            },
+            "context": self.context,
+            "chunk": self.chunk,
+            "kv_type": self.kv_type,
+            "cards": [card.to_json() for card in self.cards],
+            "host": {
+                "arena_bytes": self.host.arena_bytes,
+                "processes_bytes": self.host.processes_bytes,
+                "cards_bytes": self.host.cards_bytes,
+                "total_bytes": self.host.total_bytes,
+                "limit_bytes": machine.memory_bytes,
+                "limit_source": machine.memory_source,
+                "shm_dir": machine.shm_dir,
+                "shm_limit_bytes": machine.shm_bytes,
+            },
+        }
+
+
+def plan_for(settings: Settings) -> Plan:
+    """The plan of a model on this machine. Reads metadata and tensor index, never weights.
+
+    Raises ModelError, SettingsError or MemoryBudgetError with one sentence.
+    """
+    if settings.model is None:
+        raise SettingsError("no model is named; give a GGUF file", param="model")
+    gguf = open_gguf(settings.model)
+    config = read_config(gguf)
+    layout = arena_layout(gguf, config)
+    machine = _this_machine(settings, ArenaPlace(settings.shm_dir, gguf.fingerprint, layout))
+    return make_plan(config, gguf.tensors, layout, request_from(settings), machine)
+
+
+def request_from(settings: Settings) -> PlanRequest:
+    """The part of the settings that a plan depends on. Raises SettingsError for cards that cannot be planned here."""
+    cards = ("host:0", "host:1") if settings.cards == "auto" else parse_cards(settings.cards)
+    if not all(card.startswith("host:") for card in cards):
+        raise SettingsError(f"cards = {settings.cards}: this version runs host cards only; use host:0,host:1", param="cards")
+    card_bytes = None if settings.card_memory_mib is None else settings.card_memory_mib * MIB
+    return PlanRequest(cards, settings.context, settings.chunk, settings.kv_type, settings.slots, card_bytes)
+
+
+def make_plan(config: ModelConfig, tensors: Mapping[str, TensorInfo], layout: ArenaLayout, request: PlanRequest, machine: Machine) -> Plan:
+    """Decides everything that `request` leaves open, as large as fits.
+
+    Raises SettingsError for a context that the model does not have, and MemoryBudgetError, which names the three largest
+    consumers and the setting that frees most, when it does not fit.
+    """
+    planner = _Planner(config, layout, dense_bytes(tensors), machine)
+    plan = planner.draft(request)
+    shortages = _shortages(plan)
+    if shortages:
+        changes = [planner.change(setting, requests, shortages[0].place) for setting, requests in _alternatives(request, plan)]
+        raise shortage_error(shortages[0], changes)
+    return plan
+
+
+def dense_bytes(tensors: Mapping[str, TensorInfo]) -> int:
+    """Everything but the experts, each tensor aligned: as it stands in the file, but vectors and routers as float32."""
+    return sum(_aligned(_dense_tensor_bytes(tensor)) for tensor in tensors.values() if not is_expert_tensor(tensor.name))
+
+
+def _dense_tensor_bytes(tensor: TensorInfo) -> int:
+    if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
+        return 4 * math.prod(tensor.shape)
+    return tensor.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    config: ModelConfig
+    layout: ArenaLayout
+    dense_bytes: int
+    machine: Machine
+
+    def draft(self, request: PlanRequest) -> Plan:
+        """A plan with every choice made, whether it fits or not."""
+        context = self._context(request)
+        chunk = min(request.chunk, context)
+        arena_bytes = HEADER_BYTES + self.layout.total_bytes
+        processes_bytes = WEB_PROCESS_BYTES + len(request.cards) * ENGINE_PROCESS_BYTES
+        share = (self.machine.memory_bytes - arena_bytes - processes_bytes) // len(request.cards)
+        cards = tuple(self._card(card, request, context, chunk, share) for card in request.cards)
+        host = HostPlan(arena_bytes, processes_bytes, sum(card.total_bytes for card in cards), self.machine)
+        return Plan(self.config, self.layout.num_experts, context, chunk, request.kv_type, cards, host)
+
+    def change(self, setting: str, requests: Sequence[tuple[str, PlanRequest]], place: str) -> Change:
+        """The first of `requests` (value, request) that fits, or the last."""
+        for value, request in requests:
+            plan = self.draft(request)
+            change = Change(setting, value, _shortages(plan), _needed_bytes(plan, place))
+            if not change.shortages:
+                break
+        return change
+
+    def _context(self, request: PlanRequest) -> int:
+        if request.context is None:
+            return min(self.config.context, DEFAULT_CONTEXT)
+        if request.context > self.config.context:
+            raise SettingsError(
+                f"context = {request.context} is more than the {self.config.context} tokens that {self.config.name} was made for; lower it",
+                param="context",
+            )
+        return request.context
+
+    def _card(self, card: str, request: PlanRequest, context: int, chunk: int, share: int) -> CardPlan:
+        empty = CardPlan(
+            card=card,
+            dense_bytes=self.dense_bytes,
+            kv_bytes=kv_bytes(self.config, context, request.kv_type),
+            workspace_bytes=sum(workspace_bytes(self.config, chunk, context).values()),
+            tables_bytes=residency_bytes(self.config),
+            slot_classes=(),
+            budget_bytes=request.card_bytes,
+        )
+        budget = share if request.card_bytes is None else min(share, request.card_bytes)
+        slots = self._slots(budget - empty.total_bytes) if request.slots is None else request.slots
+        return replace(empty, slot_classes=deal_slots(self.layout, slots))
+
+    def _slots(self, free_bytes: int) -> int:
+        wanted = int(self.layout.num_experts * HOST_CARD_EXPERTS_RATIO)
+        return slots_that_fit(slot_order(self.layout)[:wanted], free_bytes)
+
+
+def _shortages(plan: Plan) -> tuple[Shortage, ...]:
+    """Every place that must hold more than it can, the worst first."""
+    short = [place for place in _places(plan) if place.needed_bytes > place.limit_bytes]
+    return tuple(sorted(short, key=lambda place: place.limit_bytes - place.needed_bytes))
+
+
+def _needed_bytes(plan: Plan, place: str) -> int:
+    """What the place of that name must hold; 0 if the plan has no such place."""
+    return next((candidate.needed_bytes for candidate in _places(plan) if candidate.place == place), 0)
+
+
+def _places(plan: Plan) -> list[Shortage]:
+    machine = plan.host.machine
+    cards = [
+        Shortage(f"card {card.card}", "card_memory_mib", card.budget_bytes, card.consumers(), f"raise card_memory_mib to {_mib(card)}")
+        for card in plan.cards
+        if card.budget_bytes is not None
+    ]
+    if machine.shm_bytes is None:
+        return [*cards, _host_place(plan)]
+    remedy = "make it larger (docker run --shm-size, the chart's shared memory size) or set shm_dir to a larger folder in memory"
+    shm = Shortage(machine.shm_dir, "its size", machine.shm_bytes, {"the arena": plan.host.arena_bytes}, remedy)
+    return [shm, *cards, _host_place(plan)]
+
+
+def _host_place(plan: Plan) -> Shortage:
+    machine = plan.host.machine
+    consumers = {"the arena": plan.host.arena_bytes, "the processes": plan.host.processes_bytes}
+    of_cards = "" if len(plan.cards) == 1 else f" of {len(plan.cards)} cards"
+    for card in plan.cards:
+        for name, nbytes in card.consumers().items():
+            consumers[name + of_cards] = consumers.get(name + of_cards, 0) + nbytes
+    return Shortage("host memory", machine.memory_source, machine.memory_bytes, consumers)
+
+
+def _mib(card: CardPlan) -> int:
+    return -(-card.total_bytes // MIB)
+
+
+def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, list[tuple[str, PlanRequest]]]]:
+    """Settings that could be lowered, each with ever smaller values."""
+    contexts = list(_halves(plan.context, MIN_CONTEXT))
+    if contexts:
+        smaller = [(context, min(request.chunk, context)) for context in contexts]
+        yield "context", [(str(context), replace(request, context=context, chunk=chunk)) for context, chunk in smaller]
+    chunks = list(_halves(plan.chunk, MIN_CHUNK))
+    if chunks:
+        yield "chunk", [(str(chunk), replace(request, chunk=chunk)) for chunk in chunks]
+    if request.kv_type == "f32":
+        yield "kv_type", [("f16", replace(request, kv_type="f16"))]
+    if request.slots:
+        yield "slots", [(str(slots), replace(request, slots=slots)) for slots in (*_halves(request.slots, 1), 0)]
+    if len(request.cards) > 1:
+        yield "cards", [(request.cards[0], replace(request, cards=request.cards[:1]))]
+
+
+def _halves(value: int, least: int) -> Iterator[int]:
+    while value // 2 >= least:
+        value //= 2
+        yield value
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // DENSE_ALIGNMENT) * DENSE_ALIGNMENT
+
+
+def _this_machine(settings: Settings, place: ArenaPlace) -> Machine:
+    """What is free, the pages of this model's own arena included: they are used, not taken again."""
+    limit, space = memory_limit(), shm_space(settings.shm_dir)
+    held_bytes = place.path.stat().st_blocks * 512 if place.path.is_file() else 0
+    return Machine(
+        memory_bytes=limit.available_bytes + held_bytes,
+        memory_source=limit.source,
+        shm_bytes=space.free_bytes + held_bytes if space.total_bytes else None,
+        shm_dir=str(settings.shm_dir),
+    )
