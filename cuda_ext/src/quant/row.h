@@ -13,15 +13,15 @@ enum class Type : uint32_t;
 
 enum class Isa { portable, avx2, avx512 };
 
-Isa best_isa();             // what this CPU and this build can do
-bool isa_runs(Isa isa);     // compiled in and supported by this CPU
+Isa best_isa();          // what this CPU and this build can do
+bool isa_runs(Isa isa);  // compiled in and supported by this CPU
 const char* isa_name(Isa isa);
 
 // 256 activations as int8 in blocks of 32, in natural order.
 struct alignas(64) ActGroup {
     int8_t q[256];
-    float d[8];        // block scale: (amax / 127) * row scale; 0 for a zero block
-    int16_t sum16[16]; // sums of q over 16 values
+    float d[8];         // block scale: (amax / 127) * row scale; 0 for a zero block
+    int16_t sum16[16];  // sums of q over 16 values
 };
 
 // One input row in the forms that a weight type may want. `groups` for quantised weights, `values` for F32, F16, BF16.
@@ -32,7 +32,7 @@ struct ActRow {
 
 bool type_known(uint32_t ggml_type);
 const char* type_name(Type type);
-bool type_wants_values(Type type);              // F32, F16, BF16: float activations
+bool type_wants_values(Type type);  // F32, F16, BF16: float activations
 int64_t block_values(Type type);
 int64_t block_bytes(Type type);
 size_t row_bytes(Type type, int64_t num_values);  // num_values: a multiple of block_values
