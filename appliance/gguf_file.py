@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import CorruptModelError, ModelError
-from appliance.gguf_header import Header, Value, parse_header
+from appliance.gguf_header import Header, Value, describe, parse_header
 from appliance.gguf_types import KNOWN_TYPES
 
 MAX_SHARDS = 10_000
@@ -66,7 +67,7 @@ class GgufFile:
         """`general.architecture`. Raises CorruptModelError if it is missing or no text."""
         value = self.metadata.get("general.architecture")
         if not isinstance(value, str) or not value:
-            found = "is missing" if value is None else f"is {value!r}"
+            found = "is missing" if value is None else f"is {describe(value)}"
             raise CorruptModelError(f"{self.paths[0]}: key general.architecture {found}; it must name the model's architecture")
         return value
 
@@ -107,29 +108,38 @@ def open_gguf(path: Path) -> GgufFile:
 
     Raises ModelError (no such model), CorruptModelError or UnsupportedModelError with one sentence that names file, tensor or key.
     """
-    given = _open_shard(_pick_from_folder(path) if path.is_dir() else path)
-    count = _split_number(given, _SPLIT_COUNT) or 1
-    if count == 1:
+    given = _open_shard(_pick_from_folder(path) if _is_folder(path) else path)
+    count = _split_number(given, _SPLIT_COUNT)
+    if count is None or count == 1:
         _check_not_split(given)
         return GgufFile([given])
     paths = _shard_paths(given.path, count)
     shards = [given if shard_path == given.path else _open_shard(shard_path) for shard_path in paths]
     for number, shard in enumerate(shards):
         _check_shard(shard, number, count)
-    _check_total(shards)
-    return GgufFile(shards)
+    model = GgufFile(shards)
+    _check_total(model, shards[0])
+    return model
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {path}; name a GGUF file, one of its shards or their folder") from None
+    except OSError as error:
+        raise ModelError(f"cannot look at {path}: {error.strerror}") from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ModelError(f"{path} is neither a file nor a folder; name a GGUF file, one of its shards or their folder")
+    return stat.S_ISDIR(mode)
 
 
 def _open_shard(path: Path) -> _Shard:
     try:
         with path.open("rb") as file:
-            if not path.is_file():
-                raise ModelError(f"{path} is not a regular file; name a GGUF file, one of its shards or their folder")
             if file.seek(0, 2) == 0:
                 raise CorruptModelError(f"{path}: the file is empty; download it again")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise ModelError(f"there is no file {path}; name a GGUF file, one of its shards or their folder") from None
     except OSError as error:
         raise ModelError(f"cannot open {path}: {error.strerror}") from None
     return _Shard(path, data, parse_header(data, path))
@@ -160,7 +170,7 @@ def _shard_paths(path: Path, count: int) -> list[Path]:
             "rename the shards back, or merge them"
         )
     paths = [path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
-    missing = [shard for shard in paths if not shard.exists()]
+    missing = [shard for shard in paths if not shard.is_file()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CorruptModelError(f"shard {missing[0]}{more} of {count} is missing; put all shards into one folder")
@@ -172,7 +182,7 @@ def _split_number(shard: _Shard, key: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise CorruptModelError(f"{shard.path}: key {key} is {value!r}; it must be one whole number")
+        raise CorruptModelError(f"{shard.path}: key {key} is {describe(value)}; it must be one whole number")
     return value
 
 
@@ -194,12 +204,11 @@ def _check_shard(shard: _Shard, number: int, count: int) -> None:
             raise CorruptModelError(f"{shard.path}: key {key} is {found}, but by its name it must be {expected}; the shards are mixed up")
 
 
-def _check_total(shards: list[_Shard]) -> None:
-    expected = _split_number(shards[0], _SPLIT_TENSORS)
-    found = sum(len(shard.header.tensors) for shard in shards)
+def _check_total(model: GgufFile, first: _Shard) -> None:
+    expected, found = _split_number(first, _SPLIT_TENSORS), len(model.tensors)
     if expected is not None and expected != found:
         raise CorruptModelError(
-            f"{shards[0].path}: key {_SPLIT_TENSORS} is {expected}, but the {len(shards)} shards hold {found} tensors; "
+            f"{first.path}: key {_SPLIT_TENSORS} is {expected}, but the {len(model.paths)} shards hold {found} tensors; "
             "they do not belong together"
         )
 

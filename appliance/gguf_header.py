@@ -29,6 +29,7 @@ MAX_TENSORS = 1 << 20
 MAX_ELEMENTS = 1 << 24
 """Array elements in the metadata of one file, all arrays together."""
 MAX_NAME_BYTES = 1 << 10
+MAX_SHOWN = 80
 MAX_DIMS = 4
 MAX_TENSOR_VALUES = (1 << 63) - 1
 
@@ -63,6 +64,14 @@ class Header:
     """In the order of their place in the file."""
     nbytes: int
     """Where the tensor index ends; the padding and the data follow."""
+
+
+def describe(value: object) -> str:
+    """A metadata value for an error message: short and on one line, whatever the file holds."""
+    if isinstance(value, tuple):
+        return f"an array of {len(value)} elements"
+    shown = repr(value[:MAX_SHOWN]) if isinstance(value, str) else repr(value)
+    return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "..."
 
 
 def parse_header(data: mmap.mmap, path: Path) -> Header:
@@ -129,7 +138,10 @@ class _Cursor:
         if not 0 < length <= MAX_NAME_BYTES:
             raise self.corrupt(f"{what} is {length} bytes long; names have 1 to {MAX_NAME_BYTES}")
         self.at -= 8
-        return self.string(what)
+        name = self.string(what)
+        if not name.isprintable():
+            raise self.corrupt(f"{what} is {describe(name)}, which is not printable text")
+        return name
 
     def numbers(self, letter: str, count: int, what: str) -> tuple[int | float | bool, ...]:
         layout = struct.Struct(f"<{count}{letter}")
@@ -225,7 +237,7 @@ def _check_bools(cursor: _Cursor, value_type: int, count: int, what: str) -> Non
 def _alignment(metadata: dict[str, Value], path: Path) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if isinstance(alignment, bool) or not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise CorruptModelError(f"{path}: general.alignment is {alignment!r}; it must be a power of two up to {1 << 20}")
+        raise CorruptModelError(f"{path}: general.alignment is {describe(alignment)}; it must be a power of two up to {1 << 20}")
     return alignment
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from appliance.errors import CorruptModelError
 from appliance.gguf_file import GgufFile
+from appliance.gguf_header import describe
 
 
 class MetadataReader:
@@ -71,7 +72,4 @@ class MetadataReader:
         return default
 
     def _wrong(self, key: str, value: object, expected: str) -> CorruptModelError:
-        shown = f"an array of {len(value)} elements" if isinstance(value, tuple) else repr(value)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        return self.error(f"key {key} is {shown}; it must be {expected}")
+        return self.error(f"key {key} is {describe(value)}; it must be {expected}")

@@ -12,6 +12,7 @@ from typing import Literal
 
 from appliance.errors import CorruptModelError, UnsupportedModelError
 from appliance.gguf_file import GgufFile
+from appliance.gguf_header import describe
 from appliance.gguf_metadata import MetadataReader
 from appliance.gguf_types import WEIGHT_TYPES
 
@@ -21,6 +22,7 @@ MAX_EXPERTS = 1 << 16
 MAX_VOCAB = 1 << 24
 MAX_CONTEXT = 1 << 24
 MAX_HEAD_DIM = 1024
+MAX_NAME_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def read_config(gguf: GgufFile) -> ModelConfig:
     arch = gguf.architecture
     if arch not in _ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{gguf.paths[0]}: architecture {arch} is not supported; supported are {', '.join(sorted(_ARCHITECTURES))}"
+            f"{gguf.paths[0]}: architecture {describe(arch)} is not supported; supported are {', '.join(sorted(_ARCHITECTURES))}"
         )
     return _ARCHITECTURES[arch](gguf)
 
@@ -91,7 +93,7 @@ def _read_qwen3moe(gguf: GgufFile) -> ModelConfig:
     heads = keys.integer("qwen3moe.attention.head_count", 1, MAX_WIDTH)
     config = ModelConfig(
         arch="qwen3moe",
-        name=keys.text("general.name", gguf.paths[0].stem),
+        name=_display_name(keys.text("general.name", gguf.paths[0].stem)),
         layers=keys.integer("qwen3moe.block_count", 1, MAX_LAYERS),
         hidden=hidden,
         heads=heads,
@@ -136,6 +138,11 @@ def _check_qwen3moe(config: ModelConfig, keys: MetadataReader) -> None:
         raise UnsupportedModelError(
             keys.sentence("qwen3moe.expert_gating_func is not 1; this architecture is run with softmax gating only")
         )
+
+
+def _display_name(text: str) -> str:
+    """On one line, and without anything that a terminal would obey."""
+    return "".join(char if char.isprintable() else " " for char in text[:MAX_NAME_CHARS]).strip() or "unnamed"
 
 
 def _vocab(gguf: GgufFile, keys: MetadataReader) -> int:
