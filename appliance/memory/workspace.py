@@ -74,7 +74,7 @@ def routed_bytes(rows: int, top_k: int, experts: int) -> int:
     The native side carves the same parts out of it (`ops/routed.h`).
     """
     pairs = rows * top_k
-    parts = [pairs * 4, pairs * 4, pairs * 4, pairs * 4, experts * 4, min(experts, pairs) * 32]
+    parts = [4, pairs * 4, pairs * 4, pairs * 4, pairs * 4, experts * 4, min(experts, pairs) * 32]
     return sum(_up(part, ALIGNMENT) for part in parts)
 
 

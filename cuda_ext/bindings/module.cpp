@@ -3,9 +3,13 @@
 
 namespace nb = nanobind;
 
+void bind_cards(nb::module_& module);
+void bind_program(nb::module_& module);
 void bind_quant(nb::module_& module);
 
 NB_MODULE(_native, module) {
     module.doc() = "Kernels of the expert tiers and host cards.";
     bind_quant(module);
+    bind_cards(module);
+    bind_program(module);
 }

@@ -1,0 +1,109 @@
+// Pool, memory, host card, residency table.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <span>
+
+#include "base/buffer.h"
+#include "cache/expert_table.h"
+#include "cards/host_card.h"
+#include "pool/pool.h"
+
+namespace nb = nanobind;
+using namespace tandem;
+
+namespace {
+
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Entries = std::vector<std::tuple<int, int, int32_t>>;
+
+quant::Isa isa_of(const std::string& name) {
+    for (const quant::Isa isa : {quant::Isa::portable, quant::Isa::avx2, quant::Isa::avx512})
+        if (name == quant::isa_name(isa)) return isa;
+    throw std::invalid_argument("there is no instruction set " + name);
+}
+
+Bytes bytes_of(const View& view) {
+    auto* owner = new std::shared_ptr<Buffer>(view.buffer);
+    nb::capsule keep(owner, [](void* held) noexcept { delete static_cast<std::shared_ptr<Buffer>*>(held); });
+    return Bytes(view.data(), {view.nbytes}, keep);
+}
+
+Ticket update(HostCard& card, std::shared_ptr<ExpertTable> table, const Entries& entries) {
+    std::vector<TableEntry> changes;
+    for (const auto& [layer, expert, slot] : entries) changes.push_back({layer, expert, slot});
+    return card.update(std::move(table), std::move(changes));
+}
+
+void run(HostCard& card, const std::shared_ptr<Program>& program, const Tokens& tokens, int64_t position, int num_logits) {
+    const std::span<const int32_t> rows(tokens.data(), tokens.size());
+    nb::gil_scoped_release released;
+    card.run(program, rows, position, num_logits);
+}
+
+}  // namespace
+
+void bind_cards(nb::module_& module) {
+    nb::exception<Interrupted>(module, "Interrupted");
+
+    nb::class_<View>(module, "View", "A part of a buffer; keeps it alive.")
+        .def_ro("nbytes", &View::nbytes)
+        .def("bytes", &bytes_of, nb::sig("def bytes(self) -> numpy.typing.NDArray[numpy.uint8]"), "The memory itself, not a copy.")
+        .def(
+            "part",
+            [](const View& view, size_t offset, size_t nbytes) {
+                if (offset > view.nbytes || nbytes > view.nbytes - offset)
+                    throw std::invalid_argument("the part is larger than the view");
+                return View::of(view.buffer, view.offset + offset, nbytes);
+            },
+            nb::arg("offset"), nb::arg("nbytes"));
+
+    module.def(
+        "wrap_memory",
+        [](size_t address, size_t nbytes) { return View::of(Buffer::wrap(reinterpret_cast<void*>(address), nbytes), 0, nbytes); },
+        nb::arg("address"), nb::arg("nbytes"), "Somebody else's memory, which must stay mapped as long as any view of it lives.");
+
+    nb::class_<Pool>(module, "Pool", "The threads of a host card.")
+        .def(nb::init<int>(), nb::arg("num_threads"))
+        .def_prop_ro("num_threads", &Pool::num_threads)
+        .def_prop_ro("num_held", &Pool::num_held)
+        .def("hold", &Pool::hold, nb::arg("num"), "From the next run on, the last `num` threads sit out.");
+
+    nb::class_<HostCard>(module, "HostCard", "A card in host memory. Thread-safe.")
+        .def(
+            "__init__",
+            [](HostCard* self, std::shared_ptr<Pool> pool, const std::string& isa) {
+                new (self) HostCard(std::move(pool), isa_of(isa));
+            },
+            nb::arg("pool"), nb::arg("isa"))
+        .def(
+            "allocate",
+            [](HostCard& card, const std::string& use, size_t nbytes) { return View::of(card.allocate(use, nbytes), 0, nbytes); },
+            nb::arg("use"), nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>(), "Zeroed memory, counted under `use`.")
+        .def("bytes_by_use", &HostCard::bytes_by_use)
+        .def("run", &run, nb::arg("program"), nb::arg("tokens"), nb::arg("position"), nb::arg("num_logits"),
+             "Runs the program and returns when it is through. Raises Interrupted; ValueError for a window beyond the limits.")
+        .def("update", &update, nb::arg("table"), nb::arg("entries"), "Changes (layer, expert, slot) entries; returns a ticket.")
+        .def("wait", &HostCard::wait, nb::arg("ticket"), nb::call_guard<nb::gil_scoped_release>())
+        .def("copy", &HostCard::copy, nb::arg("to"), nb::arg("source"), nb::arg("after"),
+             "Copies on the copy thread, not before command `after` is through; returns a ticket of copies.")
+        .def("copied", &HostCard::copied, nb::arg("ticket"))
+        .def("wait_copied", &HostCard::wait_copied, nb::arg("ticket"), nb::call_guard<nb::gil_scoped_release>());
+
+    nb::class_<ExpertTable>(module, "ExpertTable", "The residency table of one card.")
+        .def(nb::init<int, int, View, View>(), nb::arg("num_layers"), nb::arg("num_experts"), nb::arg("slots"), nb::arg("uses"))
+        .def_prop_ro("num_slots", &ExpertTable::num_slots)
+        .def("set_layer", &ExpertTable::set_layer, nb::arg("layer"), nb::arg("blobs"), nb::arg("blob_bytes"))
+        .def("add_slot", &ExpertTable::add_slot, nb::arg("slot"))
+        .def("slot", &ExpertTable::slot, nb::arg("slot"))
+        .def("blob", &ExpertTable::blob, nb::arg("layer"), nb::arg("expert"))
+        .def("entry", &ExpertTable::entry, nb::arg("layer"), nb::arg("expert"))
+        .def_prop_ro("own_rows", &ExpertTable::own_rows)
+        .def_prop_ro("host_rows", &ExpertTable::host_rows);
+}

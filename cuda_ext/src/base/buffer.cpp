@@ -1,0 +1,45 @@
+#include "base/buffer.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+#include "base/require.h"
+
+namespace tandem {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+
+}  // namespace
+
+std::shared_ptr<Buffer> Buffer::allocate(size_t nbytes) {
+    require(nbytes > 0, "a buffer of 0 bytes was asked for");
+    void* data = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    auto* bytes = static_cast<std::byte*>(data);
+    std::shared_ptr<Buffer> buffer(new Buffer(bytes, nbytes, true));
+    madvise(data, nbytes, MADV_HUGEPAGE);  // advice: without it everything works, a little slower
+    for (size_t at = 0; at < nbytes; at += kPage) *static_cast<volatile std::byte*>(bytes + at) = std::byte{0};
+    return buffer;
+}
+
+std::shared_ptr<Buffer> Buffer::wrap(void* data, size_t nbytes) {
+    require(data != nullptr && nbytes > 0, "an empty buffer was given");
+    return std::shared_ptr<Buffer>(new Buffer(static_cast<std::byte*>(data), nbytes, false));
+}
+
+Buffer::~Buffer() {
+    if (owned_) munmap(data_, nbytes_);
+}
+
+View View::of(std::shared_ptr<Buffer> buffer, size_t offset, size_t nbytes) {
+    require(buffer != nullptr, "a view needs a buffer");
+    require(offset <= buffer->nbytes() && nbytes <= buffer->nbytes() - offset,
+            "a view of " + std::to_string(nbytes) + " bytes at " + std::to_string(offset) + " does not fit a buffer of " +
+                std::to_string(buffer->nbytes()));
+    return View{std::move(buffer), offset, nbytes};
+}
+
+}  // namespace tandem

@@ -1,0 +1,80 @@
+#include "ops/experts.h"
+
+#include <algorithm>
+
+namespace tandem {
+
+namespace {
+
+constexpr int kTile = 32;       // weight rows of one item
+constexpr int kInputRows = 64;  // input rows of one kernel call
+
+void gate_and_up(const ExpertsProblem& p, const ExpertRows& expert, int64_t r0) {
+    const int64_t width = p.gate.rows;
+    const int num_rows = static_cast<int>(std::min<int64_t>(kTile, width - r0));
+    quant::ActRow x[kInputRows];
+    alignas(64) float gate[kInputRows * kTile], up[kInputRows * kTile];
+    for (int first = 0; first < expert.count; first += kInputRows) {
+        const int num_x = std::min(kInputRows, expert.count - first);
+        const int32_t* order = p.routed.order + expert.first + first;
+        for (int i = 0; i < num_x; i++) x[i] = p.x.row(order[i] / p.routed.top_k);
+        for (const auto& [matrix, out] : {std::pair(&p.gate, gate), std::pair(&p.up, up)})
+            p.row_kernels->dot(matrix->type, matrix->row(expert.blob, r0), matrix->row_bytes, num_rows, matrix->columns, x, num_x,
+                               out, kTile);
+        float* hidden = p.hidden + (int64_t{expert.first} + first) * width + r0;
+        for (int i = 0; i < num_x; i++) p.row_kernels->swiglu(gate + i * kTile, up + i * kTile, num_rows, hidden + i * width);
+    }
+}
+
+void down(const ExpertsProblem& p, const ExpertRows& expert, int64_t r0, int num_rows) {
+    const Activations hidden{p.hidden, p.hidden_groups, p.down.columns};
+    quant::ActRow x[kInputRows];
+    for (int first = 0; first < expert.count; first += kInputRows) {
+        const int num_x = std::min(kInputRows, expert.count - first);
+        const int64_t place = int64_t{expert.first} + first;
+        for (int i = 0; i < num_x; i++) x[i] = hidden.row(place + i);
+        p.row_kernels->dot(p.down.type, p.down.row(expert.blob, r0), p.down.row_bytes, num_rows, p.down.columns, x, num_x,
+                           p.expert_rows + place * p.down.rows + r0, p.down.rows);
+    }
+}
+
+void combine(const ExpertsProblem& p, int64_t row, int64_t r0, int num_rows) {
+    alignas(64) float sum[kTile] = {};
+    for (int k = 0; k < p.routed.top_k; k++) {
+        const int64_t pair = row * p.routed.top_k + k;
+        p.vector_kernels->add_scaled(p.routed.weights[pair], p.expert_rows + p.routed.places[pair] * p.down.rows + r0, num_rows,
+                                     sum);
+    }
+    float* out = p.out + row * p.down.rows + r0;
+    for (int r = 0; r < num_rows; r++) out[r] += sum[r];
+}
+
+}  // namespace
+
+void experts(Worker& worker, const ExpertsProblem& p, const Window& window) {
+    const int64_t used = *p.routed.num_experts, pairs = int64_t{window.num_rows} * p.routed.top_k;
+    const int64_t gate_tiles = (p.gate.rows + kTile - 1) / kTile, down_tiles = (p.down.rows + kTile - 1) / kTile;
+    worker.parallel_for(used * gate_tiles, [&](int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; item++)
+            gate_and_up(p, p.routed.experts[item / gate_tiles], item % gate_tiles * kTile);
+    });
+    worker.barrier();
+    if (p.hidden_groups) {
+        const int64_t width = p.down.columns;
+        worker.parallel_for(pairs, [&](int64_t begin, int64_t end) {
+            for (int64_t place = begin; place < end; place++)
+                p.row_kernels->quantise(p.hidden + place * width, width, 1.0f, p.hidden_groups + place * groups_of(width));
+        });
+        worker.barrier();
+    }
+    worker.parallel_for(down_tiles, [&](int64_t begin, int64_t end) {
+        for (int64_t tile = begin; tile < end; tile++) {
+            const int64_t r0 = tile * kTile;
+            const int num_rows = static_cast<int>(std::min<int64_t>(kTile, p.down.rows - r0));
+            for (int64_t i = 0; i < used; i++) down(p, p.routed.experts[i], r0, num_rows);
+            for (int64_t row = 0; row < window.num_rows; row++) combine(p, row, r0, num_rows);
+        }
+    });
+}
+
+}  // namespace tandem

@@ -1,0 +1,74 @@
+#include "ops/route.h"
+
+namespace tandem {
+
+namespace {
+
+void choose(const float* logits, int num_experts, int top_k, int32_t* ids) {
+    for (int expert = 0; expert < num_experts; expert++) {
+        int place = std::min(expert, top_k);
+        while (place > 0 && logits[expert] > logits[ids[place - 1]]) place--;
+        if (place == top_k) continue;
+        for (int i = std::min(expert, top_k - 1); i > place; i--) ids[i] = ids[i - 1];
+        ids[place] = expert;
+    }
+}
+
+// Turns logits into gate values of all experts.
+void gate(const RouteProblem& p, float max, float* logits) {
+    if (p.gating == Gating::softmax) {
+        p.kernels->exp_below(logits, max, p.num_experts, logits);
+        const float sum = sum8(logits, p.num_experts);
+        for (int i = 0; i < p.num_experts; i++) logits[i] /= sum;
+        return;
+    }
+    for (int i = 0; i < p.num_experts; i++) logits[i] = -logits[i];
+    p.kernels->exp_below(logits, 0.0f, p.num_experts, logits);
+    for (int i = 0; i < p.num_experts; i++) logits[i] = 1.0f / (1.0f + logits[i]);
+}
+
+void route_row(const RouteProblem& p, int64_t row) {
+    const int top_k = p.routed.top_k;
+    float* logits = p.logits + row * p.num_experts;
+    int32_t* ids = p.routed.ids + row * top_k;
+    float* weights = p.routed.weights + row * top_k;
+    choose(logits, p.num_experts, top_k, ids);
+    gate(p, logits[ids[0]], logits);
+    float sum = 0.0f;
+    for (int k = 0; k < top_k; k++) sum += weights[k] = logits[ids[k]];
+    for (int k = 0; k < top_k; k++) weights[k] = (p.renormalise ? weights[k] / sum : weights[k]) * p.scale;
+}
+
+// Counting sort of the pairs by expert; looks every expert in use up in the residency table.
+void sort_by_expert(const RouteProblem& p, int64_t pairs) {
+    const Routed& routed = p.routed;
+    std::fill_n(routed.counts, p.num_experts, 0);
+    for (int64_t pair = 0; pair < pairs; pair++) routed.counts[routed.ids[pair]]++;
+    int32_t first = 0, used = 0;
+    for (int expert = 0; expert < p.num_experts; expert++) {
+        const int32_t count = routed.counts[expert];
+        routed.counts[expert] = first;
+        if (count == 0) continue;
+        const ExpertTable::Found found = p.table->find(p.layer, expert);
+        p.table->count(p.layer, expert, found.resident, count);
+        routed.experts[used++] = {found.blob, expert, first, count};
+        first += count;
+    }
+    *routed.num_experts = used;
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        const int32_t place = routed.counts[routed.ids[pair]]++;
+        routed.order[place] = static_cast<int32_t>(pair);
+        routed.places[pair] = place;
+    }
+}
+
+}  // namespace
+
+void route(Worker& worker, const RouteProblem& p, const Window& window) {
+    worker.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) route_row(p, row);
+    });
+    worker.barrier([&] { sort_by_expert(p, int64_t{window.num_rows} * p.routed.top_k); });
+}
+
+}  // namespace tandem

@@ -1,0 +1,65 @@
+// Float kernels of the operations that profit from wide registers, one table per instruction set, all with the same bits.
+#pragma once
+#include <cstdint>
+
+#include "quant/row.h"
+
+namespace tandem {
+
+constexpr int kKvTile = 64;         // positions of one tile of the key/value cache
+constexpr int kMaxHeadDim = 256;    // of the attention kernels' scratch
+constexpr int kMaxGroupHeads = 16;  // query heads that share one key/value head
+
+// Softmax over the positions seen so far: their greatest score, and the sum of exp(score - max).
+struct SoftmaxState {
+    float max;
+    float sum;
+};
+
+// The query heads of one row that share a key/value head, against one tile of positions.
+struct TileProblem {
+    const float* query;   // [num_heads, head_dim]
+    const float* keys;    // [head_dim, kKvTile]
+    const float* values;  // [kKvTile, head_dim]
+    int num_heads;
+    int head_dim;
+    int count;  // 1..kKvTile: positions of the tile that the row sees
+    float scale;
+    SoftmaxState* states;  // [num_heads], updated
+    float* out;            // [num_heads, head_dim], updated: sum of exp(score - max) * value
+};
+
+struct VectorKernels {
+    // out[i] = fmaf(weight, x[i], out[i])
+    void (*add_scaled)(float weight, const float* x, int64_t num, float* out);
+    // out[i] = fmaf(out[i], a, x[i] * b)
+    void (*merge_scaled)(float a, float b, const float* x, int64_t num, float* out);
+    // out[i] = exp(x[i] - max), argument clamped to [-87, 88]; the polynomial of docs/arithmetic.md
+    void (*exp_below)(const float* x, float max, int64_t num, float* out);
+    // score = (q . k) * scale, the dot product a chain of fmaf over the head's dimensions;
+    // max' = max(max, scores); a = exp(max - max'); e_j = exp(score_j - max'); sum = fmaf(sum, a, sum8(e));
+    // out[d] = out[d] * a, then fmaf(e_j, v_j[d], out[d]) for j rising.
+    void (*attend_tile)(const TileProblem& problem);
+    // IEEE half precision to float, exact, and back, to nearest even.
+    void (*widen)(const uint16_t* x, int64_t num, float* out);
+    void (*narrow)(const float* x, int64_t num, uint16_t* out);
+};
+
+const VectorKernels& vector_kernels(quant::Isa isa);  // isa must run here
+
+extern const VectorKernels kVectorPortable;
+#ifdef TANDEM_X86
+extern const VectorKernels kVectorAvx2;
+extern const VectorKernels kVectorAvx512;
+#endif
+
+// Eight chains, element i in chain i % 8, then a tree; a fixed order that every register width can follow.
+inline float sum8(const float* x, int64_t num) {
+    float acc[8] = {};
+    for (int64_t i = 0; i + 8 <= num; i += 8)
+        for (int j = 0; j < 8; j++) acc[j] += x[i + j];
+    for (int64_t i = num & ~int64_t{7}; i < num; i++) acc[i & 7] += x[i];
+    return ((acc[0] + acc[4]) + (acc[2] + acc[6])) + ((acc[1] + acc[5]) + (acc[3] + acc[7]));
+}
+
+}  // namespace tandem

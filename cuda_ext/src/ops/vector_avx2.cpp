@@ -1,0 +1,48 @@
+#ifdef TANDEM_X86
+#include <immintrin.h>
+
+#include "ops/vector_impl.h"
+
+namespace tandem {
+namespace {
+
+struct Avx2Lanes {
+    static constexpr int kWidth = 8;
+    using Vec = __m256;
+
+    static Vec load(const float* x) { return _mm256_loadu_ps(x); }
+    static void store(float* out, Vec x) { _mm256_storeu_ps(out, x); }
+    static Vec set1(float x) { return _mm256_set1_ps(x); }
+    static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+    static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+    static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+    static Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+    static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+    static Vec pow2(Vec n) {
+        const __m256i biased = _mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
+    }
+};
+
+void widen(const uint16_t* x, int64_t num, float* out) {
+    int64_t i = 0;
+    for (; i + 8 <= num; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))));
+    for (; i < num; i++) out[i] = _cvtsh_ss(x[i]);
+}
+
+void narrow(const float* x, int64_t num, uint16_t* out) {
+    int64_t i = 0;
+    for (; i + 8 <= num; i += 8)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < num; i++) out[i] = _cvtss_sh(x[i], _MM_FROUND_TO_NEAREST_INT);
+}
+
+using Avx2 = Kernels<Avx2Lanes>;
+
+}  // namespace
+
+const VectorKernels kVectorAvx2{Avx2::add_scaled, Avx2::merge_scaled, Avx2::exp_below, Avx2::attend_tile, widen, narrow};
+
+}  // namespace tandem
+#endif

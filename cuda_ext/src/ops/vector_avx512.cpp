@@ -1,0 +1,49 @@
+#ifdef TANDEM_X86
+#include <immintrin.h>
+
+#include "ops/vector_impl.h"
+
+namespace tandem {
+namespace {
+
+struct Avx512Lanes {
+    static constexpr int kWidth = 16;
+    using Vec = __m512;
+
+    static Vec load(const float* x) { return _mm512_loadu_ps(x); }
+    static void store(float* out, Vec x) { _mm512_storeu_ps(out, x); }
+    static Vec set1(float x) { return _mm512_set1_ps(x); }
+    static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+    static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+    static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+    static Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+    static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+    static Vec pow2(Vec n) {
+        const __m512i biased = _mm512_add_epi32(_mm512_cvttps_epi32(n), _mm512_set1_epi32(127));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
+    }
+};
+
+void widen(const uint16_t* x, int64_t num, float* out) {
+    int64_t i = 0;
+    for (; i + 16 <= num; i += 16)
+        _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i))));
+    for (; i < num; i++) out[i] = _cvtsh_ss(x[i]);
+}
+
+void narrow(const float* x, int64_t num, uint16_t* out) {
+    int64_t i = 0;
+    for (; i + 16 <= num; i += 16)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                            _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < num; i++) out[i] = _cvtss_sh(x[i], _MM_FROUND_TO_NEAREST_INT);
+}
+
+using Avx512 = Kernels<Avx512Lanes>;
+
+}  // namespace
+
+const VectorKernels kVectorAvx512{Avx512::add_scaled, Avx512::merge_scaled, Avx512::exp_below, Avx512::attend_tile, widen, narrow};
+
+}  // namespace tandem
+#endif
