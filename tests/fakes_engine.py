@@ -32,7 +32,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -79,6 +79,8 @@ class FakeRunner:
     """A `Runner`. Its key/value state is a hash of every token so far, so a wrongly reused prefix changes the logits."""
 
     model: FakeModel = field(default_factory=FakeModel)
+    on_run: Callable[[int], object] = lambda _position: None
+    """Called with the position at the start of each run."""
     runs: list[Run] = field(default_factory=list)
     num_boundaries: int = 0
     is_closed: bool = False
@@ -107,6 +109,7 @@ class FakeRunner:
 
     def run(self, tokens: Sequence[int], position: int, num_logits: int) -> NDArray[np.float32]:
         self._check(tokens, position, num_logits)
+        self.on_run(position)
         self.runs.append(Run(tuple(tokens), position, num_logits))
         time.sleep(self.model.window_s if len(tokens) == 1 else self.model.chunk_s)
         self._suffer(range(position, position + len(tokens)))
