@@ -1,0 +1,78 @@
+"""The Flask application: one factory, one blueprint per group of routes."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as package_version
+from typing import Any, NoReturn
+
+import flask
+import orjson
+from flask.json.provider import JSONProvider
+from flask_openapi3 import Info, OpenAPI
+
+from appliance.desk.desk import Desk
+from appliance.errors import RequestError, UnsupportedMediaTypeError
+from appliance.settings import Settings
+from appliance.text.chat_template import ChatTemplate
+from appliance.text.tokenizer import Tokenizer
+from appliance.web import auth, errors, hosts, ops, page, prefix, service
+from appliance.web.model_info import ModelInfo
+from appliance.web.openai import api
+from appliance.web.schemas import ErrorBody
+
+
+def create_app(settings: Settings, desk: Desk, tokenizer: Tokenizer, template: ChatTemplate, model_info: ModelInfo) -> flask.Flask:
+    """A WSGI application over a desk, which may still be loading. SettingsError if the API key file is unusable."""
+    app = OpenAPI(
+        "appliance.web",
+        info=Info(title="Tandem", version=package_version("tandem-appliance")),
+        validation_error_status=400,
+        validation_error_model=ErrorBody,
+        validation_error_callback=errors.raise_validation,
+        doc_ui=False,
+        static_folder=None,
+    )
+    app.request_class = _Request
+    app.json = _Json(app)
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.url_map.strict_slashes = False
+    service.install(app, service.Service(settings, desk, tokenizer, template, model_info))
+    errors.install(app)
+    hosts.install(app, settings)
+    if settings.api_key_file is not None:
+        auth.install(app, auth.KeyRing.from_file(settings.api_key_file))
+    app.before_request(_read_json)
+    app.register_api(api)
+    app.register_api(ops.ops)
+    app.register_blueprint(page.page)
+    ops.install_description(app, app.api_doc)
+    page.install_headers(app)
+    prefix.install(app, settings.url_prefix)
+    return app
+
+
+class _Json(JSONProvider):
+    """orjson: quick, and refuses what is not JSON (NaN, endless nesting)."""
+
+    def dumps(self, obj: Any, **kwargs: Any) -> str:
+        del kwargs
+        return orjson.dumps(obj, option=orjson.OPT_NON_STR_KEYS).decode()
+
+    def loads(self, s: str | bytes, **kwargs: Any) -> Any:
+        del kwargs
+        return orjson.loads(s)
+
+
+class _Request(flask.Request):
+    """Complains about bodies in our own words."""
+
+    def on_json_loading_failure(self, e: ValueError | None) -> NoReturn:
+        if e is None:
+            raise UnsupportedMediaTypeError("the body must be JSON; send Content-Type: application/json")
+        raise RequestError(f"the body is not valid JSON: {e}")
+
+
+def _read_json() -> None:
+    """Reads the body of every known POST before its schema is looked at; it is kept for the route."""
+    if flask.request.method == "POST" and flask.request.endpoint is not None:
+        flask.request.get_json()

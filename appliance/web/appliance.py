@@ -1,0 +1,102 @@
+"""Everything about the model that is known before a byte of weights is loaded, and how to start its engines.
+
+Read in the first process, so that what is wrong with file or settings ends in one sentence, and inherited by the worker.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.desk.config import LANE_NAMES, DeskConfig, LaneConfig
+from appliance.errors import SettingsError
+from appliance.gguf_file import GgufFile, open_gguf
+from appliance.memory.limits import usable_cores
+from appliance.memory.plan import Plan, plan_for
+from appliance.settings import Settings
+from appliance.text.chat_template import ChatTemplate
+from appliance.text.tokenizer import Tokenizer
+from appliance.web.model_info import ModelInfo, SamplingDefaults
+
+DEMO_MODEL = Path(__file__).parents[2] / "models" / "demo.gguf"
+"""Written by `make setup` in a source tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appliance:
+    """Immutable."""
+
+    settings: Settings
+    desk: DeskConfig
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    model: ModelInfo
+
+
+def read_appliance(settings: Settings) -> Appliance:
+    """Checks the model's file, plans its memory, builds tokenizer and chat template. TandemError with one sentence."""
+    settings = settings.model_copy(update={"model": settings.model or _demo_model()})
+    plan = plan_for(settings)
+    settings = plan.settings_for_engines(settings)
+    gguf = open_gguf(_model_path(settings))
+    tokenizer = Tokenizer.from_gguf(gguf)
+    return Appliance(
+        settings=settings,
+        desk=desk_config(settings, plan),
+        tokenizer=tokenizer,
+        template=ChatTemplate.from_gguf(gguf),
+        model=_model_info(settings, gguf, plan),
+    )
+
+
+def desk_config(settings: Settings, plan: Plan) -> DeskConfig:
+    """The command lines of loader and engines."""
+    count = len(plan.cards)
+    threads = settings.pool_threads or max(1, usable_cores() // count)
+    lanes = [
+        LaneConfig(name, card.card, _engine_argv(settings, name, card.card, threads, f"{index}/{count}"))
+        for index, (name, card) in enumerate(zip(LANE_NAMES, plan.cards, strict=False))
+    ]
+    loader = (sys.executable, "-m", "appliance.memory.loader", "--model", str(settings.model), "--shm-dir", str(settings.shm_dir))
+    return DeskConfig(lanes=tuple(lanes), loader_argv=loader, max_queue=settings.max_queue)
+
+
+def _engine_argv(settings: Settings, lane: str, card: str, threads: int, share: str) -> tuple[str, ...]:
+    options = {"--settings": settings.model_dump_json(), "--card": card, "--lane": lane, "--threads": str(threads), "--share": share}
+    return (sys.executable, "-m", "appliance.engine.process", *(word for option in options.items() for word in option))
+
+
+def _demo_model() -> Path:
+    if not DEMO_MODEL.is_file():
+        raise SettingsError(f"no model is named, and the demo model is not at {DEMO_MODEL}; give a GGUF file, or run make setup", param="model")
+    return DEMO_MODEL
+
+
+def _model_path(settings: Settings) -> Path:
+    if settings.model is None:
+        raise SettingsError("no model is named; give a GGUF file", param="model")
+    return settings.model
+
+
+def _model_info(settings: Settings, gguf: GgufFile, plan: Plan) -> ModelInfo:
+    first = gguf.paths[0]
+    return ModelInfo(
+        name=settings.model_name or _name_of(gguf.metadata, first),
+        context=plan.context,
+        vocab=plan.config.vocab,
+        lanes=len(plan.cards),
+        created=int(first.stat().st_mtime),
+        architecture=plan.config.arch,
+        file_bytes=gguf.total_bytes,
+        random_weights=gguf.metadata.get("tandem.random_weights") is True,
+        sampling=SamplingDefaults.from_metadata(gguf.metadata),
+        plan=plan.to_json(),
+    )
+
+
+def _name_of(metadata: Mapping[str, object], path: Path) -> str:
+    """The file's own name for the model; without one, the file's name."""
+    name = metadata.get("general.name")
+    return name.strip() if isinstance(name, str) and name.strip() else path.stem

@@ -1,0 +1,133 @@
+"""Every error as an HTTP answer in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+
+One table says which status a class of `appliance.errors` gets. The openai client tries again on 408, 409, 429 and everything
+from 500 on; `x-should-retry: false` spares it the tries that cannot help, `Retry-After` tells it when one can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import structlog
+from flask import Flask, Response, jsonify
+from pydantic import ValidationError
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from appliance import errors
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one class of errors is answered."""
+
+    status: int
+    type: str
+    """The coarse class in the answer's `error.type`."""
+    retry: bool = False
+    """True: the same request may succeed in a moment, and `Retry-After` says when."""
+
+
+RULES: dict[type[errors.TandemError], Rule] = {
+    errors.TandemError: Rule(500, "server_error"),
+    errors.RequestError: Rule(400, "invalid_request_error"),
+    errors.AuthenticationError: Rule(401, "authentication_error"),
+    errors.HostNotAllowedError: Rule(403, "permission_error"),
+    errors.ModelNotFoundError: Rule(404, "invalid_request_error"),
+    errors.RouteNotFoundError: Rule(404, "invalid_request_error"),
+    errors.PayloadTooLargeError: Rule(413, "invalid_request_error"),
+    errors.UnsupportedMediaTypeError: Rule(415, "invalid_request_error"),
+    errors.CapacityError: Rule(503, "server_overloaded", retry=True),
+    errors.QueueFullError: Rule(429, "rate_limit_error", retry=True),
+    errors.EngineDiedError: Rule(503, "server_error", retry=True),
+    errors.EngineTimeoutError: Rule(503, "server_error", retry=True),
+}
+"""A class without a row of its own has that of its nearest base."""
+
+ENGINE_RETRY_S = 2
+"""A dead engine maps the arena again and is back within seconds."""
+
+
+def rule_for(error: errors.TandemError) -> Rule:
+    """The row of the error's class or of its nearest base."""
+    return next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
+
+
+def error_body(error: errors.TandemError) -> dict[str, object]:
+    """The JSON body; also the `data:` of an error inside a stream."""
+    return {"error": {"message": error.message, "type": rule_for(error).type, "param": error.param, "code": error.code}}
+
+
+def error_response(error: errors.TandemError) -> Response:
+    """The complete answer with status and headers."""
+    rule = rule_for(error)
+    response = jsonify(error_body(error))
+    response.status_code = rule.status
+    if rule.retry:
+        wait_s = error.retry_after_s if isinstance(error, errors.CapacityError) else ENGINE_RETRY_S
+        response.headers["Retry-After"] = str(wait_s)
+    elif rule.status >= 500:
+        response.headers["x-should-retry"] = "false"
+    if rule.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def error_from_event(code: str | None, text: str | None) -> errors.TandemError:
+    """The error behind a terminal event of the desk or an engine, as an exception again."""
+    message = text or "the engine ended this answer without saying why; see the server's log"
+    kind = next((kind for kind in _descendants(errors.TandemError) if kind.code == code), errors.EngineError)
+    return kind(message)
+
+
+def _descendants(kind: type[errors.TandemError]) -> Iterator[type[errors.TandemError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _descendants(child)
+
+
+def explain_validation(error: ValidationError) -> errors.RequestError:
+    """The first complaint of pydantic about a body, as one sentence that names the field."""
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if not path:
+        return errors.RequestError(f"the request's body is wrong: {message}")
+    return errors.RequestError(f"{path}: {message}", param=path)
+
+
+def raise_validation(error: ValidationError) -> Response:
+    """flask-openapi3's hook for bodies that do not fit their schema."""
+    raise explain_validation(error)
+
+
+def install(app: Flask) -> None:
+    """Answers every error of this application in the one shape."""
+    app.register_error_handler(errors.TandemError, error_response)
+    app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(Exception, _unexpected)
+
+
+def _http_error(raised: HTTPException) -> Response:
+    """What Flask itself refuses: unknown routes and methods, too large or unreadable bodies."""
+    if raised.code is None or raised.code < 400:  # redirects are raised too
+        return Response(raised.get_response())
+    kinds = {
+        404: errors.RouteNotFoundError("there is no such route here; docs/api.md lists the routes"),
+        405: errors.RouteNotFoundError("this route does not answer this method; docs/api.md lists the routes"),
+        413: errors.PayloadTooLargeError("the request's body is larger than max_body_bytes; send less or raise that setting"),
+        415: errors.UnsupportedMediaTypeError("the body must be JSON; send Content-Type: application/json"),
+    }
+    answer = error_response(kinds.get(raised.code, errors.RequestError(raised.description or raised.name)))
+    answer.status_code = raised.code
+    if isinstance(raised, MethodNotAllowed) and raised.valid_methods:
+        answer.headers["Allow"] = ", ".join(sorted(raised.valid_methods))
+    return answer
+
+
+def _unexpected(raised: Exception) -> Response:
+    log.error("a request failed unexpectedly", exc_info=raised)
+    return error_response(errors.TandemError("something went wrong inside the server; its log says what"))

@@ -1,0 +1,90 @@
+"""`/metrics`, computed from the desk's status when it is asked for. Nothing is counted here, so nothing can disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from appliance.desk.desk import Desk
+from appliance.desk.lane_state import TAKES_REQUESTS
+from appliance.desk.status import DeskStatus, LaneStatus, Phase
+
+_LANE = ["lane", "card"]
+
+
+class DeskCollector(Collector):
+    """Turns one snapshot into metrics. Thread-safe."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._desk.status()
+        yield from _desk_metrics(status)
+        for name, text, read in _LANE_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=_LANE)
+            for lane in status.lanes:
+                gauge.add_metric([lane.name, lane.card], read(lane))
+            yield gauge
+        for name, text, read in _LANE_COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=_LANE)
+            for lane in status.lanes:
+                counter.add_metric([lane.name, lane.card], read(lane))
+            yield counter
+        yield _rows_by_tier(status)
+
+
+def registry_for(desk: Desk) -> CollectorRegistry:
+    """A registry of its own, so that nothing else in the process can add to ours."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(DeskCollector(desk))
+    return registry
+
+
+_LANE_GAUGES = (
+    ("tandem_lane_up", "1 while the lane takes requests or works on one.", lambda lane: float(lane.state in TAKES_REQUESTS)),
+    ("tandem_lane_busy", "1 while the lane works on a request.", lambda lane: float(lane.request is not None)),
+    ("tandem_context_used_tokens", "Tokens of the conversation that the lane holds.", lambda lane: float(lane.context_used)),
+    ("tandem_slots", "Expert slots of the lane's card.", lambda lane: float(lane.stats.slots if lane.stats else 0)),
+    ("tandem_resident_experts", "Experts in the lane's slots.", lambda lane: float(lane.stats.resident_experts if lane.stats else 0)),
+)
+_LANE_COUNTERS = (
+    ("tandem_lane_restarts", "Times that the lane's engine was started again.", lambda lane: float(lane.restarts)),
+    ("tandem_swaps", "Cached experts replaced while serving, since the engine started.", lambda lane: _stat(lane, "swaps")),
+    ("tandem_windows", "Decode windows and prompt chunks run, since the engine started.", lambda lane: _stat(lane, "windows")),
+)
+
+
+def _stat(lane: LaneStatus, name: str) -> float:
+    return float(getattr(lane.stats, name)) if lane.stats else 0.0
+
+
+def _desk_metrics(status: DeskStatus) -> Iterable[Metric]:
+    counters = status.counters
+    yield GaugeMetricFamily("tandem_ready", "1 while requests are taken.", float(status.phase is Phase.READY))
+    yield GaugeMetricFamily("tandem_queue_length", "Requests that wait for a lane.", status.queue_length)
+    yield GaugeMetricFamily("tandem_lanes_up", "Lanes that take requests or work on one.", sum(lane.state in TAKES_REQUESTS for lane in status.lanes))
+    requests = CounterMetricFamily("tandem_requests", "Requests by how they ended; rejected ones were never accepted.", labels=["outcome"])
+    for outcome in ("finished", "cancelled", "failed", "rejected"):
+        requests.add_metric([outcome], getattr(counters, outcome))
+    yield requests
+    yield CounterMetricFamily("tandem_requests_accepted", "Requests taken into the line.", counters.accepted)
+    yield CounterMetricFamily("tandem_prompt_tokens", "Prompt tokens of the requests that a lane took.", counters.prompt_tokens)
+    yield CounterMetricFamily("tandem_cached_tokens", "Prompt tokens whose state was reused.", counters.cached_tokens)
+    yield CounterMetricFamily("tandem_generated_tokens", "Tokens generated.", counters.generated_tokens)
+    if status.load is not None:
+        yield GaugeMetricFamily("tandem_load_done_bytes", "Of the stage that start-up is in.", status.load.done_bytes)
+        yield GaugeMetricFamily("tandem_load_total_bytes", "Of the stage that start-up is in.", status.load.total_bytes)
+
+
+def _rows_by_tier(status: DeskStatus) -> Metric:
+    rows = CounterMetricFamily(
+        "tandem_expert_rows", "Routed expert rows by the tier that computed them, since the engine started.", labels=[*_LANE, "tier"]
+    )
+    for lane in status.lanes:
+        for tier, count in (lane.stats.rows_by_tier if lane.stats else {}).items():
+            rows.add_metric([lane.name, lane.card, tier], count)
+    return rows

@@ -1,0 +1,111 @@
+"""OpenAI's routes under `/v1`, and `/tokenize` and `/detokenize` beside them."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from flask import Response, jsonify
+from flask_openapi3 import APIBlueprint, Tag
+
+from appliance.errors import RequestError
+from appliance.text.tokenizer import Tokenizer
+from appliance.web.answering import Delivery, answer
+from appliance.web.chat import ChatDialect
+from appliance.web.completions import CompletionDialect
+from appliance.web.model_info import ModelInfo
+from appliance.web.orders import chat_orders, chat_prompt, completion_orders
+from appliance.web.schemas import AnswerBody, ChatBody, CompletionBody, DetokenizeBody, ErrorBody, ModelPath, TokenizeBody
+from appliance.web.service import service
+
+_ERRORS = {str(status): ErrorBody for status in (400, 401, 403, 404, 413, 415, 429, 500, 503)}
+
+api = APIBlueprint("openai", __name__, abp_tags=[Tag(name="OpenAI")], abp_responses=_ERRORS)
+
+
+@api.get("/v1/models")
+def list_models() -> Response:
+    """The one model, in OpenAI's list."""
+    return jsonify({"object": "list", "data": [_model(service().model)]})
+
+
+@api.get("/v1/models/<path:model_id>")
+def get_model(path: ModelPath) -> Response:
+    """The model by its name."""
+    here = service()
+    here.check_model(path.model_id)
+    return jsonify(_model(here.model))
+
+
+@api.post("/v1/chat/completions")
+def chat_completions(body: ChatBody) -> Response:
+    """Continue a conversation."""
+    here = service()
+    here.check_model(body.model)
+    request_id = f"chatcmpl-{uuid.uuid4().hex}"
+    orders = chat_orders(here, body, request_id)
+    return answer(here, orders, ChatDialect(request_id, here.model.name, here.tokenizer, body), _delivery(body))
+
+
+@api.post("/v1/completions")
+def completions(body: CompletionBody) -> Response:
+    """Continue a text, or token ids."""
+    here = service()
+    here.check_model(body.model)
+    request_id = f"cmpl-{uuid.uuid4().hex}"
+    orders = completion_orders(here, body, request_id)
+    return answer(here, orders, CompletionDialect(request_id, here.model.name, here.tokenizer, body), _delivery(body))
+
+
+@api.post("/tokenize")
+def tokenize(body: TokenizeBody) -> Response:
+    """Text or messages as token ids, as the other routes would read them."""
+    here = service()
+    here.check_model(body.model)
+    if body.messages is not None:
+        options = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
+        ids = chat_prompt(here, body.messages, body.tools, **options)
+    else:
+        text = body.content if body.content is not None else body.prompt or ""
+        ids = here.tokenizer.encode(text, add_special=body.add_special, parse_special=body.parse_special)
+    tokens: list[Any] = [_piece(here.tokenizer, token) for token in ids] if body.with_pieces else ids
+    return jsonify({"tokens": tokens, "count": len(ids), "max_model_len": here.model.context})
+
+
+@api.post("/detokenize")
+def detokenize(body: DetokenizeBody) -> Response:
+    """Token ids as text."""
+    here = service()
+    here.check_model(body.model)
+    unknown = next((token for token in body.tokens if token >= here.model.vocab), None)
+    if unknown is not None:
+        raise RequestError(f"token {unknown} is not in the vocabulary, which has 0 to {here.model.vocab - 1}", param="tokens")
+    text = here.tokenizer.decode(body.tokens)
+    return jsonify({"content": text, "prompt": text})
+
+
+def _delivery(body: AnswerBody) -> Delivery:
+    return Delivery(stream=body.stream, include_usage=body.stream_options.include_usage)
+
+
+def _model(model: ModelInfo) -> dict[str, Any]:
+    """Clients look for the context length under different names; all of them are here."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "tandem",
+        "max_model_len": model.context,
+        "context_length": model.context,
+        "context_window": model.context,
+        "meta": {"n_ctx": model.context, "n_vocab": model.vocab, "size": model.file_bytes, "architecture": model.architecture},
+    }
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+    """The token's text, or its bytes where they are no text."""
+    raw = tokenizer.token_bytes(token)
+    try:
+        return {"id": token, "piece": raw.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(raw)}

@@ -1,0 +1,115 @@
+"""From a checked request body to orders for the desk: prompts as token ids, lengths, sampling."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from appliance.errors import ContextLengthError, RequestError
+from appliance.protocol import Generate, Sampling
+from appliance.web.generation import Order
+from appliance.web.schemas import AnswerBody, ChatBody, ChatMessage, CompletionBody
+from appliance.web.service import Service
+
+Number = TypeVar("Number", int, float)
+
+_SEEDS = 2**64
+
+
+def chat_prompt(service: Service, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], **kwargs: Any) -> list[int]:
+    """The conversation as the model's chat template writes it, in token ids."""
+    plain = [message.model_dump(exclude_none=True) for message in messages]
+    return service.template.render_to_ids(service.tokenizer, plain, tools=list(tools) or None, **kwargs)
+
+
+def chat_orders(service: Service, body: ChatBody, request_id: str) -> list[Order]:
+    """One order per choice. Raises RequestError for what the schema alone cannot see."""
+    extra = dict(body.chat_template_kwargs)
+    if body.reasoning_effort is not None:
+        extra.setdefault("reasoning_effort", body.reasoning_effort)
+    tools = [] if body.tool_choice == "none" else body.tools
+    prompt = chat_prompt(service, body.messages, tools, add_generation_prompt=body.add_generation_prompt, **extra)
+    top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _orders(service, body, [prompt], request_id, top_logprobs, body.max_completion_tokens or body.max_tokens)
+
+
+def completion_orders(service: Service, body: CompletionBody, request_id: str) -> list[Order]:
+    """`n` orders per prompt, prompt by prompt, as OpenAI numbers the choices."""
+    prompts = [
+        service.tokenizer.encode(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        for prompt in body.prompts()
+    ]
+    return _orders(service, body, prompts, request_id, body.logprobs, body.max_tokens)
+
+
+def _orders(
+    service: Service, body: AnswerBody, prompts: Sequence[list[int]], request_id: str, top_logprobs: int | None, max_tokens: int | None
+) -> list[Order]:
+    if body.n > service.model.lanes:
+        raise RequestError(f"n is {body.n}, but this server runs {service.model.lanes} at once; send n <= {service.model.lanes}", param="n")
+    for prompt in prompts:
+        _check_prompt(service, prompt)
+    sampling = _sampling(service, body)
+    stops = tuple(body.stop)
+    orders = []
+    for prompt in prompts:
+        for choice in range(body.n):
+            generate = Generate(
+                id=f"{request_id}-{len(orders)}",
+                prompt=prompt,
+                max_tokens=_answer_length(service, len(prompt), max_tokens),
+                sampling=sampling.model_copy(update={"seed": (sampling.seed + choice) % _SEEDS}),
+                stop_ids=sorted(service.tokenizer.eos_ids),
+                ignore_eos=body.ignore_eos,
+                top_logprobs=top_logprobs,
+                deadline_s=service.settings.request_timeout_s,
+            )
+            orders.append(Order(generate, stops))
+    return orders
+
+
+def _check_prompt(service: Service, prompt: Sequence[int]) -> None:
+    if not prompt:
+        raise RequestError("the prompt is empty; send at least one token", param="prompt")
+    largest = max(prompt)
+    if largest >= service.model.vocab:
+        raise RequestError(f"the prompt has token {largest}, but the model's vocabulary ends at {service.model.vocab - 1}", param="prompt")
+    limit = service.model.context
+    if len(prompt) >= limit:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens, and the prompt has {len(prompt)}; "
+            f"shorten it to {limit - 1} tokens at most so that an answer fits",
+            param="prompt",
+        )
+
+
+def _answer_length(service: Service, prompt_tokens: int, wanted: int | None) -> int:
+    """What was asked for, within the hard cap and what the context has left; the answer then ends with `length`."""
+    settings = service.settings
+    caps = [wanted or settings.default_max_tokens, service.model.context - prompt_tokens]
+    if settings.max_tokens_limit is not None:
+        caps.append(settings.max_tokens_limit)
+    return min(caps)
+
+
+def _sampling(service: Service, body: AnswerBody) -> Sampling:
+    default = service.model.sampling
+    unknown = next((token for token in body.logit_bias if not 0 <= token < service.model.vocab), None)
+    if unknown is not None:
+        raise RequestError(f"logit_bias names token {unknown}, but the vocabulary has 0 to {service.model.vocab - 1}", param="logit_bias")
+    return Sampling(
+        temperature=_given(body.temperature, default.temperature),
+        top_k=max(0, _given(body.top_k, default.top_k)),
+        top_p=_given(body.top_p, default.top_p),
+        min_p=_given(body.min_p, default.min_p),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=_given(body.repetition_penalty, default.repetition_penalty),
+        logit_bias=body.logit_bias,
+        seed=secrets.randbits(63) if body.seed is None else body.seed % _SEEDS,
+    )
+
+
+def _given(value: Number | None, default: Number) -> Number:
+    return default if value is None else value

@@ -1,0 +1,263 @@
+"""Request bodies of the OpenAI dialect, with the extensions that other servers have in common.
+
+A field that we know and obey is declared here. A field that OpenAI (or a well-known client) sends and that does not change the
+answer is in `HARMLESS` and ignored; one that asks for something we cannot do is in `REFUSED` unless its value asks for
+nothing; any other is an error that names it, because a misspelt `temprature` that is silently ignored helps nobody.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from appliance.errors import RequestError
+
+MAX_STOPS = 16
+MAX_PROMPTS = 16
+MAX_CHOICES = 16
+MAX_TOP_LOGPROBS = 20
+
+HARMLESS = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction",
+        "parallel_tool_calls", "verbosity", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "session_id", "provider",
+        "transforms", "route", "usage", "priority", "request_id", "reasoning_format", "reasoning", "thinking", "length_penalty",
+    }
+)  # fmt: skip
+
+REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "response_format": (({"type": "text"},), "constrained output is not available yet; ask for JSON in the prompt instead"),
+    "suffix": (("",), "text cannot be inserted before a suffix; send the prompt alone"),
+    "best_of": ((1,), "answers are not ranked; use n"),
+    "echo": ((False,), "the prompt is not repeated in the answer; put it there yourself"),
+    "audio": ((), "this model writes text only"),
+    "modalities": ((["text"],), "this model writes text only"),
+    "functions": (([],), "functions is the old form; send tools"),
+    "function_call": (("none", "auto"), "function_call is the old form; send tools"),
+    "grammar": (("",), "constrained output is not available yet"),
+    "json_schema": (({},), "constrained output is not available yet"),
+    "guided_json": ((), "constrained output is not available yet"),
+    "guided_regex": ((), "constrained output is not available yet"),
+    "guided_choice": ((), "constrained output is not available yet"),
+    "guided_grammar": ((), "constrained output is not available yet"),
+    "structured_outputs": ((), "constrained output is not available yet"),
+    "prompt_logprobs": ((0,), "log-probabilities of the prompt are not computed"),
+    "min_tokens": ((0,), "a shortest length is not enforced; use ignore_eos with max_tokens"),
+    "stop_token_ids": (([],), "stop by text instead, with stop"),
+    "bad_words": (([],), "use logit_bias"),
+    "typical_p": ((1, 1.0), "use top_p or min_p"),
+    "mirostat": ((0,), "use top_p or min_p"),
+    "lora": (([],), "adapters are not supported"),
+    "web_search_options": ((), "this server reads no web"),
+    "use_beam_search": ((False,), "beams are not available; use n"),
+    "early_stopping": ((False,), "beams are not available"),
+    "include_stop_str_in_output": ((False,), "a stop string is never part of the answer"),
+    "truncate_prompt_tokens": ((), "shorten the prompt yourself, with /tokenize"),
+    "skip_special_tokens": ((True,), "ask for return_token_ids instead"),
+    "spaces_between_special_tokens": ((True,), "ask for return_token_ids instead"),
+    "add_special_tokens": ((True,), "send token ids instead"),
+}
+"""Field to (values that ask for nothing, what to do instead)."""
+
+
+class Body(BaseModel):
+    """Base of all request bodies; null counts as absent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_we_obey(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            raise RequestError(f"the body must be a JSON object, not {_json_kind(given)}")
+        kept = {}
+        for name, value in given.items():
+            if name in cls.model_fields:
+                if value is not None:
+                    kept[name] = value
+            elif name not in HARMLESS:
+                _check_refused(name, value, cls.model_fields)
+        return kept
+
+
+def _check_refused(name: str, value: Any, known: Mapping[str, Any]) -> None:
+    if name in REFUSED:
+        neutral, instead = REFUSED[name]
+        if value is None or value in neutral:
+            return
+        raise RequestError(f"{name} is not supported: {instead}", param=name)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "leave it out; docs/api.md lists the fields"
+    raise RequestError(f"{name} is not a field of this request; {hint}", param=name)
+
+
+def _json_kind(value: Any) -> str:
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
+    return names.get(type(value), type(value).__name__)
+
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class StreamOptions(Body):
+    include_usage: bool = Field(False, description="Send one more chunk with the usage at the end.")
+    continuous_usage_stats: Literal[False] = False
+    include_obfuscation: bool = Field(False, description="Accepted and ignored.")
+
+
+class AnswerBody(Body):
+    """What chat and plain completions have in common. A number left out takes the model's recommended value, else OpenAI's default."""
+
+    model: str | None = Field(None, description="Our model's name, `default`, or nothing.")
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to the same prompt; at most one per lane.")
+    stop: str | list[str] = Field([], description=f"Up to {MAX_STOPS} strings that end the answer; they are not part of it.")
+    max_tokens: int | None = Field(None, ge=1)
+    seed: int | None = Field(None, description="The same seed and request give the same answer.")
+
+    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy.")
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, description="Extension. 0 and -1 are off.")
+    min_p: float | None = Field(None, ge=0, le=1, description="Extension.")
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10, description="Extension.")
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field({}, description="Token id to a value added to its logit.")
+
+    ignore_eos: bool = Field(False, description="Extension. Go on past the end of the answer until max_tokens.")
+    return_token_ids: bool = Field(False, description="Extension. Add `token_ids` to each choice.")
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stops(cls, value: Any) -> Any:
+        stops = [value] if isinstance(value, str) else value
+        if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+            raise RequestError("stop must be a string or a list of strings, none of them empty", param="stop")
+        if len(stops) > MAX_STOPS:
+            raise RequestError(f"{len(stops)} stop strings were given; at most {MAX_STOPS} are allowed", param="stop")
+        return stops
+
+
+class CompletionBody(AnswerBody):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
+        description=f"Text, token ids, or a list of up to {MAX_PROMPTS} of either."
+    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Log-probabilities of the chosen token and the N likeliest.")
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt(cls, value: Any) -> Any:
+        if isinstance(value, str) or _is_ids(value):
+            return value
+        if not isinstance(value, list) or not all(isinstance(part, str) or _is_ids(part) for part in value):
+            raise RequestError("prompt must be text, a list of token ids, or a list of either", param="prompt")
+        if len({isinstance(part, str) for part in value}) != 1:
+            raise RequestError("prompt must hold one kind only: a list of texts or a list of lists of token ids", param="prompt")
+        if len(value) > MAX_PROMPTS:
+            raise RequestError(f"{len(value)} prompts were given; at most {MAX_PROMPTS} are allowed", param="prompt")
+        return value
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, always as a list."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(part) is int for part in value)
+
+
+class ChatMessage(BaseModel):
+    """One message. Clients send back what servers once added to it (`annotations`, `refusal`, ...), so more fields are allowed."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(AnswerBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Needs logprobs.")
+    tools: list[dict[str, Any]] = Field([], description="Shown to the model if its chat template knows tools.")
+    tool_choice: Any = Field("auto", description="`auto` or `none`.")
+    reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
+    chat_template_kwargs: dict[str, Any] = Field({}, description="Extension. Handed to the chat template.")
+    add_generation_prompt: bool = Field(True, description="Extension.")
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _tool_choice(cls, value: Any) -> Any:
+        if value not in ("auto", "none"):
+            raise RequestError("tool_choice can be auto or none; the model cannot be made to call a tool yet", param="tool_choice")
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
+        return self
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: text, or messages as the chat route would render them."""
+
+    model: str | None = None
+    content: str | None = Field(None, description="The text. `prompt` is another name for it.")
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    tools: list[dict[str, Any]] = []
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    add_special: bool = Field(False, description="Add the tokens that the model wants at the beginning.")
+    parse_special: bool = Field(True, description="Read `<|im_end|>` and the like as the one token that they name.")
+    with_pieces: bool = Field(False, description="Answer with {id, piece} for each token.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TokenizeBody:
+        if sum(source is not None for source in (self.content, self.prompt, self.messages)) != 1:
+            raise RequestError("send exactly one of content, prompt and messages", param="content")
+        return self
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class ModelPath(BaseModel):
+    model_id: str
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """Every error of every route."""
+
+    error: ErrorDetail

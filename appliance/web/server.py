@@ -1,0 +1,183 @@
+"""`tandem serve`: gunicorn with one threaded worker, which owns the desk.
+
+    this process                    reads the model's file, binds the port, then only watches the worker
+      └─ worker (forked)            desk, engines, all requests; if it dies, a new one starts with new engines
+
+SIGTERM drains: running answers go on for up to `drain_s`, new requests get 503, then everything ends with exit code 0. Ctrl-C ends
+at once. If the model cannot be brought up at all, the process ends with a sentence and exit code 1.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import flask
+import structlog
+from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.glogging import Logger
+from gunicorn.workers.gthread import ThreadWorker
+
+from appliance.desk.desk import Desk
+from appliance.errors import SettingsError
+from appliance.log import configure_logging
+from appliance.settings import Settings
+from appliance.web.app import create_app
+from appliance.web.appliance import Appliance, read_appliance
+from appliance.web.start_watch import StartWatch
+
+log = structlog.get_logger()
+
+_BACKLOG = 256
+_SPARE_THREADS = 32
+"""For probes, the page and refusals, beside one thread per request that waits or runs."""
+_WORKER_TIMEOUT_S = 120
+"""Silence of the worker's main thread after which it is killed; it reports every second, whatever is loading."""
+_END_S = 30
+"""Beyond `drain_s`: for engines to end and last bytes to be sent."""
+_KEEPALIVE_S = 15
+"""An idle connection is kept open for so long."""
+
+
+def run_server(settings: Settings) -> int:
+    """Serves until told to stop; returns the exit code. TandemError for what is wrong before anything has started."""
+    configure_logging(settings.log_level, settings.log_format)
+    appliance = read_appliance(settings)
+    listener = listen(settings.host, settings.port)
+    return serve(appliance, listener)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Binds the address; port 0 is any free one. SettingsError if it is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        message = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --host and --port"
+        raise SettingsError(message, param="port") from None
+
+
+def serve(appliance: Appliance, listener: socket.socket) -> int:
+    """Serves an appliance on a bound socket, which it takes over; returns the exit code."""
+    server = _Server(appliance, listener)
+    try:
+        _OneWorkerArbiter(server).run()
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            return 1
+    return 1 if server.failed_to_start else 0
+
+
+class _Server(BaseApplication):  # type: ignore[misc]
+    """gunicorn's view of us. The worker's copy has the desk."""
+
+    def __init__(self, appliance: Appliance, listener: socket.socket) -> None:
+        self._appliance = appliance
+        self._listener = listener
+        self._url = _url_of(listener, appliance.settings.url_prefix)
+        self._failed = mmap.mmap(-1, 1)  # shared with the worker
+        self._desk: Desk | None = None
+        self._watch: StartWatch | None = None
+        super().__init__()
+
+    @property
+    def failed_to_start(self) -> bool:
+        """The worker has said that the model cannot be brought up."""
+        return self._failed[0] != 0
+
+    def load_config(self) -> None:
+        settings = self._appliance.settings
+        options: dict[str, Any] = {
+            "bind": f"fd://{self._listener.detach()}",
+            "worker_class": _DrainingWorker,
+            "workers": 1,
+            "threads": settings.max_queue + _SPARE_THREADS,
+            "timeout": _WORKER_TIMEOUT_S,
+            "graceful_timeout": int(settings.drain_s) + _END_S,
+            "keepalive": _KEEPALIVE_S,
+            "worker_tmp_dir": "/dev/shm",
+            "control_socket_disable": True,
+            "logger_class": _GunicornLog,
+            "worker_exit": lambda _arbiter, _worker: self.close(),
+        }
+        for name, value in options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> flask.Flask:
+        """In the worker: starts the desk and makes the application."""
+        appliance = self._appliance
+        self._desk = Desk(appliance.desk).start()
+        self._watch = StartWatch(self._desk, self._url, self._on_start_failure)
+        self._watch.start()
+        log.info("listening", url=self._url, model=appliance.model.name)
+        return create_app(appliance.settings, self._desk, appliance.tokenizer, appliance.template, appliance.model)
+
+    def drain(self) -> None:
+        """In the worker: refuses new requests, lets running ones go on for `drain_s`, ends the engines. Blocks until then."""
+        if self._desk is not None:
+            self._desk.stop(self._appliance.settings.drain_s)
+
+    def close(self) -> None:
+        """In the worker, as the last thing: ends what is still there, at once."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._desk is not None:
+            self._desk.stop(0.0)
+
+    def _on_start_failure(self, sentence: str) -> None:
+        print(f"tandem: {sentence}", file=sys.stderr, flush=True)
+        self._failed[0] = 1
+        os.kill(os.getppid(), signal.SIGTERM)
+
+
+class _DrainingWorker(ThreadWorker):  # type: ignore[misc]
+    """On SIGTERM goes on answering until the desk has drained, so that new requests get 503 instead of silence."""
+
+    _drain: threading.Thread | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drain is None:
+            self._drain = threading.Thread(target=self._drain_then_exit, args=(sig, frame), name="drain", daemon=True)
+            self._drain.start()
+
+    def _drain_then_exit(self, sig: int, frame: FrameType | None) -> None:
+        try:
+            self.app.drain()
+        finally:
+            super().handle_exit(sig, frame)
+
+
+class _OneWorkerArbiter(Arbiter):  # type: ignore[misc]
+    """Without gunicorn's reload, re-exec and scaling signals: a second worker would be a second pair of engines."""
+
+    def handle_hup(self) -> None:
+        log.warning("SIGHUP is ignored; restart the server to change its settings")
+
+    def _ignore(self) -> None:
+        """No second worker."""
+
+    handle_ttin = handle_ttou = handle_usr2 = handle_winch = _ignore
+
+
+class _GunicornLog(Logger):  # type: ignore[misc]
+    """gunicorn's warnings and errors through our log; its notices and its access log are left out."""
+
+    def setup(self, cfg: Any) -> None:
+        self.cfg = cfg
+        self._access_log_enabled = False
+        self.loglevel = self.LOG_LEVELS["warning"]
+        self.error_log.setLevel(self.loglevel)
+        self.error_log.propagate = True
+
+
+def _url_of(listener: socket.socket, prefix: str) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}{prefix}/"
