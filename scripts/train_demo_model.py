@@ -26,6 +26,12 @@ def main() -> None:
         prepare(arguments.work)
     elif arguments.step == "train":
         train(arguments.work, arguments.minutes)
+    elif arguments.out is None:
+        parser.error(f"{arguments.step} needs OUT.gguf")
+    elif arguments.step == "export":
+        export(arguments.work, arguments.out)
+    else:
+        card(arguments.work, arguments.out)
 
 
 def prepare(work: Path) -> None:
@@ -47,6 +53,18 @@ def train(work: Path, minutes: float) -> None:
     held_out = np.load(work / "held_out.npy")
     print(f"perplexity on held-out text: {perplexity(model, held_out):.3f}")
     torch.save({name: tensor.half() for name, tensor in model.gguf_tensors().items()}, work / "weights.f16.pt")
+
+
+def export(work: Path, out: Path) -> None:
+    from scripts.demo_model.export import export
+
+    export(work, out)
+
+
+def card(work: Path, out: Path) -> None:
+    from scripts.demo_model.card import write_card
+
+    write_card(work, out)
 
 
 if __name__ == "__main__":
