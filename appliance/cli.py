@@ -21,6 +21,7 @@ import yaml
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
+from appliance.demo import with_model
 from appliance.errors import TandemError
 from appliance.settings import Settings, load_settings
 
@@ -99,7 +100,7 @@ def serve(settings: Settings) -> None:
     """Load a model and serve it over HTTP."""
     from appliance.web.server import run_server
 
-    sys.exit(run_server(settings))
+    sys.exit(run_server(with_model(settings)))
 
 
 @app.command()
@@ -112,7 +113,7 @@ def plan(
     from appliance.memory.plan import plan_for
     from appliance.memory.plan_report import render_plan
 
-    result = plan_for(settings)
+    result = plan_for(with_model(settings))
     print(json.dumps(result.to_json(), indent=2) if as_json else render_plan(result))
 
 
@@ -128,7 +129,7 @@ def bench(
     """Measure prompt and decode speed: one request alone, then two at once."""
     from appliance.bench import measure, render_bench
 
-    result = measure(settings, prompt_tokens=prompt, new_tokens=tokens, repeat=repeat)
+    result = measure(with_model(settings), prompt_tokens=prompt, new_tokens=tokens, repeat=repeat)
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
     else:
