@@ -29,8 +29,8 @@ DROP_CACHE_OVER_BYTES = 4 << 30
 
 ReadAt = Callable[[int, memoryview, int], int]
 """(descriptor, buffer, offset) -> bytes read, 0 at the end of the file."""
-FirstBadBlock = Callable[[int, NDArray[np.uint8]], int]
-"""(type id, blocks) -> index of the first block whose scale is not finite, or -1: `cuda_ext._native.first_bad_block`."""
+FirstBadBlock = Callable[[int, NDArray[np.uint8]], int | None]
+"""(type id, blocks) -> index of the first block whose scale is not finite, or None: `cuda_ext._native.first_bad_block`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _check_scales(piece: Piece, first_bad_block: FirstBadBlock) -> None:
     tensor = piece.tensor
     blocks = np.frombuffer(piece.data, np.uint8)
     bad = first_bad_block(tensor.info.type_id, blocks)
-    if bad < 0:
+    if bad is None:
         return
     block_bytes = KNOWN_TYPES[tensor.info.type_id].block_bytes
     expert = piece.first_expert + bad * block_bytes // tensor.expert_bytes
