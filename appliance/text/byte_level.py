@@ -14,6 +14,8 @@ BYTE_OF: dict[str, int] = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 
 
 def spelled_bytes(text: str) -> bytes:
     """The bytes that a byte-level spelling stands for; text that is no such spelling, as itself in UTF-8."""
+    if text.isascii():
+        return text.encode("ascii")
     try:
         return bytes(map(BYTE_OF.__getitem__, text))
     except KeyError:

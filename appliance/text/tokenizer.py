@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from appliance.errors import CorruptModelError, RequestError
+from appliance.errors import CorruptModelError, ModelError, RequestError
 from appliance.gguf_file import GgufFile
 from appliance.text.byte_level import BYTE_OF, spelled_bytes
 from appliance.text.pretokenizers import PreTokenizer, pre_tokenizer
@@ -47,7 +47,6 @@ class Tokenizer:
         user_defined = {texts[i]: i for i in _ids_of(vocabulary, TokenKind.USER_DEFINED)}
         self._user_defined = SpecialTokenFinder(user_defined)
         self._special = SpecialTokenFinder({texts[i]: i for i in self.control_ids} | user_defined)
-        self._bytes = tuple(map(_bytes_of, texts, vocabulary.kinds))
         self._bos = _bos(vocabulary, pre)
         self._eos = (vocabulary.eos_id,) if vocabulary.adds_eos and vocabulary.eos_id is not None else ()
         self._pairs = _byte_pair_encoder(vocabulary, pre)
@@ -55,11 +54,15 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, gguf: GgufFile) -> Tokenizer:
         """Builds the tokenizer of a model file. Raises CorruptModelError or UnsupportedModelError with one sentence."""
-        return cls(read_vocabulary(gguf))
+        vocabulary = read_vocabulary(gguf)
+        try:
+            return cls(vocabulary)
+        except ModelError as error:
+            raise type(error)(f"{gguf.paths[0]}: {error.message}") from None
 
     @property
     def vocab_size(self) -> int:
-        return len(self._bytes)
+        return len(self.vocabulary)
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The token ids of `text`. Releases the GIL while it merges.
@@ -110,9 +113,9 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token, which need not be whole characters. RequestError for an id outside the vocabulary."""
-        if not 0 <= token_id < len(self._bytes):
-            raise RequestError(f"token id {token_id} is not in the vocabulary, which has the ids 0 to {len(self._bytes) - 1}")
-        return self._bytes[token_id]
+        if not 0 <= token_id < self.vocab_size:
+            raise RequestError(f"token id {token_id} is not in the vocabulary, which has the ids 0 to {self.vocab_size - 1}")
+        return _bytes_of(self.vocabulary.texts[token_id], self.vocabulary.kinds[token_id])
 
     def _encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
         texts = [piece for piece in pieces if isinstance(piece, str)]
@@ -179,8 +182,10 @@ def _mergeable(vocabulary: Vocabulary) -> dict[str, int]:
     Special tokens that no merge names are renamed to something with a space, which no byte is spelled as: plain text that
     happens to be a whole piece must not turn into them.
     """
-    merged = {text for left, right in vocabulary.merges for text in (left, right, left + right)}
-    return {
-        text if kind is TokenKind.NORMAL or text in merged or text in BYTE_OF else f" {token_id}": token_id
-        for token_id, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True))
-    }
+    special = {text for text, kind in zip(vocabulary.texts, vocabulary.kinds, strict=True) if kind is not TokenKind.NORMAL}
+    special.difference_update(BYTE_OF, itertools.chain.from_iterable(vocabulary.merges), map("".join, vocabulary.merges))
+    ids = dict(zip(vocabulary.texts, range(len(vocabulary)), strict=True))
+    for text in special:
+        token_id = ids.pop(text)
+        ids[f" {token_id}"] = token_id
+    return ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -159,21 +160,20 @@ def _read_id(reader: MetadataReader, name: str, num_tokens: int) -> int | None:
 
 def _read_merges(reader: MetadataReader, index: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
     key = _KEY + "merges"
-    pairs: dict[tuple[str, str], None] = {}
-    for rank, merge in enumerate(reader.strings(key)):
-        left, space, right = merge[1:].partition(" ")
-        left = merge[:1] + left
-        if not space or left not in index or right not in index or left + right not in index:
-            raise reader.error(f"key {key}, entry {rank}: {_merge_fault(merge, left, right, index)}")
-        pairs[left, right] = None
-    return tuple(pairs)
+    merges = reader.strings(key)
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    needed = {*itertools.chain.from_iterable(pairs), *map("".join, pairs)}
+    if not needed <= index.keys():
+        rank, fault = next((rank, fault) for rank, pair in enumerate(pairs) if (fault := _merge_fault(pair, index)))
+        raise reader.error(f"key {key}, entry {rank}: {merges[rank]!r} {fault}")
+    return tuple(dict.fromkeys(pairs))
 
 
-def _merge_fault(merge: str, left: str, right: str, index: Mapping[str, int]) -> str:
-    if not left or not right:
-        return f"{merge!r} is not two tokens with a space between"
-    missing = next(text for text in (left, right, left + right) if text not in index)
-    return f"{merge!r} needs the token {missing!r}, which the vocabulary does not have"
+def _merge_fault(pair: tuple[str, str], index: Mapping[str, int]) -> str | None:
+    if "" in pair:
+        return "is not two tokens with a space between"
+    missing = next((text for text in (*pair, "".join(pair)) if text not in index), None)
+    return None if missing is None else f"needs the token {missing!r}, which the vocabulary does not have"
 
 
 def _end_of_turn_ids(index: Mapping[str, int], named: Sequence[int | None]) -> frozenset[int]:
