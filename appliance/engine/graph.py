@@ -1,0 +1,182 @@
+"""A model on one card: memory for its dense weights, key/value cache and workspace, and the forward pass recorded over them.
+
+Allocates exactly what the plan says, consumer by consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.engine.generation import WindowInterruptedError
+from appliance.errors import CorruptModelError, EngineError
+from appliance.gguf_file import GgufFile, TensorInfo
+from appliance.memory.arena import Arena
+from appliance.memory.layout import is_expert_tensor
+from appliance.memory.plan import DENSE_ALIGNMENT, CardPlan, KvType, dense_bytes
+from appliance.memory.workspace import WINDOW_ROWS, kv_layer_bytes, residency_bytes, workspace_bytes
+from appliance.models import qwen3moe
+from appliance.models.config import ModelConfig
+from appliance.models.ops import CardMemory, Ops, unsupported
+from cuda_ext import _native as native
+
+Progress = Callable[[int, int], None]
+"""Called with (done_bytes, total_bytes)."""
+
+_FORWARD_PASSES: Mapping[str, Callable[[Ops, ModelConfig], None]] = {"qwen3moe": qwen3moe.record}
+_F32 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """What a recorded forward pass can take."""
+
+    max_rows: int
+    max_logits: int
+    context: int
+    kv_type: KvType
+
+    @classmethod
+    def planned(cls, max_rows: int, context: int, kv_type: KvType) -> GraphSizes:
+        return cls(max_rows, min(WINDOW_ROWS, max_rows), context, kv_type)
+
+
+class Graph:
+    """Confined to the engine loop, but `interrupt` is thread-safe."""
+
+    def __init__(self, card: native.HostCard, gguf: GgufFile, config: ModelConfig, arena: Arena, sizes: GraphSizes) -> None:
+        """Allocates and records; nothing is loaded yet. Raises UnsupportedModelError, MemoryError."""
+        self.card = card
+        self.sizes = sizes
+        self._config = config
+        self._dense = DenseWeights(card, gguf)
+        self._workspace = _allocate_workspace(card, config, sizes)
+        self.table, self.uses = _allocate_table(card, config, arena)
+        limits = (sizes.max_rows, sizes.max_logits, sizes.context, config.vocab)
+        self._program = native.Program(*limits, tokens=self._workspace["tokens"])
+        memory = CardMemory(
+            matrices=self._dense.matrices,
+            vectors=self._dense.vectors,
+            kv=_allocate_kv(card, config, sizes),
+            workspace=self._workspace,
+            table=self.table,
+            layout=arena.layout,
+        )
+        try:
+            _FORWARD_PASSES[config.arch](Ops(self._program, card, config, memory), config)
+        except ValueError as error:
+            raise unsupported(error, config) from None
+        self._logits = self._workspace["logits"].bytes().view(np.float32)
+
+    def load_dense(self, progress: Progress) -> None:
+        """Reads the dense weights from the file. Raises CorruptModelError for one with a value that is not finite."""
+        self._dense.load(progress)
+
+    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> NDArray[np.float32]:
+        """Logits of the last `num_logits` rows, [num_logits, vocab] float32, valid until the next run.
+
+        Raises WindowInterruptedError, or EngineError for rows beyond the graph's sizes.
+        """
+        try:
+            self.card.run(self._program, np.asarray(tokens, dtype=np.int32), position, num_logits)
+        except native.Interrupted:
+            raise WindowInterruptedError("the run was interrupted; run it again if it is still wanted") from None
+        except ValueError as error:
+            raise EngineError(f"the engine was asked for a run that it cannot do: {error}") from None
+        return self._logits[: num_logits * self._config.vocab].reshape(num_logits, self._config.vocab)
+
+    def interrupt(self) -> None:
+        """Ends the run in progress, or else the next one, after its current operation. Thread-safe."""
+        self._program.interrupt()
+
+
+class DenseWeights:
+    """Everything of a model but its experts, in one piece of card memory. Vectors and routers are float32 there."""
+
+    def __init__(self, card: native.HostCard, gguf: GgufFile) -> None:
+        self._gguf = gguf
+        self._tensors = [tensor for tensor in gguf.tensors.values() if not is_expert_tensor(tensor.name)]
+        self._memory = card.allocate("dense weights", dense_bytes(gguf.tensors))
+        self._places: dict[str, native.View] = {}
+        self.matrices: dict[str, native.Matrix] = {}
+        self.vectors: dict[str, native.View] = {}
+        offset = 0
+        for tensor in self._tensors:
+            offset = self._place(tensor, offset)
+
+    def load(self, progress: Progress) -> None:
+        """Copies every tensor from the file. Raises CorruptModelError naming the tensor with a value that is not finite."""
+        total_bytes = sum(tensor.nbytes for tensor in self._tensors)
+        done_bytes = 0
+        for tensor in self._tensors:
+            data = self._gguf.read(tensor.name)
+            bad_block = native.first_bad_block(tensor.type_id, data)
+            if bad_block is not None:
+                path = self._gguf.paths[tensor.shard]
+                raise CorruptModelError(
+                    f"{path}: tensor {tensor.name} has a value that is not finite in block {bad_block}; download the file again"
+                )
+            target = self._places[tensor.name].bytes()
+            target[:] = native.dequantise(tensor.type_id, data).view(np.uint8) if _becomes_float32(tensor) else data
+            done_bytes += tensor.nbytes
+            progress(done_bytes, total_bytes)
+
+    def _place(self, tensor: TensorInfo, offset: int) -> int:
+        """Gives a tensor its place; returns the next free offset."""
+        columns, rows = tensor.shape[0], tensor.shape[1] if len(tensor.shape) > 1 else 1
+        nbytes = 4 * columns * rows if _becomes_float32(tensor) else tensor.nbytes
+        view = self._memory.part(offset, nbytes)
+        self._places[tensor.name] = view
+        if len(tensor.shape) == 1:
+            self.vectors[tensor.name] = view
+        else:
+            type_id = _F32 if _becomes_float32(tensor) else tensor.type_id
+            self.matrices[tensor.name] = native.Matrix.at(view, type_id, rows, columns)
+        return offset + -(-nbytes // DENSE_ALIGNMENT) * DENSE_ALIGNMENT
+
+
+def _becomes_float32(tensor: TensorInfo) -> bool:
+    return len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight")
+
+
+def _allocate_workspace(card: native.HostCard, config: ModelConfig, sizes: GraphSizes) -> dict[str, native.View]:
+    """One buffer, carved into the workspace's parts."""
+    parts = workspace_bytes(config, sizes.max_rows, sizes.context, sizes.max_logits)
+    memory = card.allocate("workspace", sum(parts.values()))
+    views: dict[str, native.View] = {}
+    offset = 0
+    for name, nbytes in parts.items():
+        views[name] = memory.part(offset, nbytes)
+        offset += nbytes
+    return views
+
+
+def _allocate_kv(card: native.HostCard, config: ModelConfig, sizes: GraphSizes) -> list[native.KvMemory]:
+    layer_bytes = kv_layer_bytes(config, sizes.context, sizes.kv_type)
+    memory = card.allocate("key/value cache", config.layers * layer_bytes)
+    kind = native.KvType.f16 if sizes.kv_type == "f16" else native.KvType.f32
+    shape = (config.kv_heads, config.head_dim, sizes.context)
+    try:
+        return [native.KvMemory.at(memory.part(layer * layer_bytes, layer_bytes), kind, *shape) for layer in range(config.layers)]
+    except ValueError as error:
+        raise unsupported(error, config) from None
+
+
+def _allocate_table(card: native.HostCard, config: ModelConfig, arena: Arena) -> tuple[native.ExpertTable, native.View]:
+    """The residency table with every layer's place in the arena, and the memory of its use counts."""
+    memory = card.allocate("tables", residency_bytes(config))
+    half = residency_bytes(config) // 2
+    uses = memory.part(half, half)
+    table = native.ExpertTable(config.layers, config.experts, memory.part(0, half), uses)
+    blobs = native.wrap_memory(arena.address, arena.nbytes)
+    for layer in arena.layout.layers:
+        table.set_layer(layer.layer, blobs.part(layer.offset, layer.nbytes), layer.blob.nbytes)
+    return table, uses
+
+
+def planned_bytes(plan: CardPlan) -> dict[str, int]:
+    """A card's plan by consumer, those that need nothing left out: what `HostCard.bytes_by_use` must say."""
+    return {name: nbytes for name, nbytes in plan.consumers().items() if nbytes}

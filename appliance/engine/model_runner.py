@@ -1,0 +1,258 @@
+"""The model on its card, as the engine loop sees it: rows of tokens in, logits out, swaps between windows.
+
+`ModelRunner.open` takes everything that will ever be needed, and runs the largest chunk once: what can run out of memory does so
+before the engine says that it is ready.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from appliance.engine.experts import ExpertCache
+from appliance.engine.generation import RunnerStats
+from appliance.engine.graph import Graph, GraphSizes
+from appliance.errors import EngineError, MemoryBudgetError, SettingsError
+from appliance.gguf_file import GgufFile, open_gguf
+from appliance.memory.arena import Arena, ArenaPlace
+from appliance.memory.layout import arena_layout
+from appliance.memory.plan import CardPlan, Machine, Plan, make_plan, request_from
+from appliance.memory.policy import Policy, SwapPolicy, blob_bytes_table, fill_order
+from appliance.memory.profile import Profile, learn, load_profile, profile_path, read_profile
+from appliance.models.config import ModelConfig, read_config
+from appliance.protocol import LoadProgress
+from appliance.settings import Settings
+from cuda_ext import _native as native
+
+__all__ = ["LanePlace", "ModelRunner", "RunnerOptions"]
+
+REPORT_INTERVAL_S = 0.2
+Report = Callable[[LoadProgress], None]
+
+_ANY_MACHINE = Machine(memory_bytes=1 << 62, memory_source="the plan of the desk", shm_bytes=None, shm_dir="")
+"""The desk has planned with the real one, and written its choices into the settings."""
+_log = structlog.get_logger()
+
+
+class LanePlace(Protocol):
+    """Which card an engine has and how many threads."""
+
+    @property
+    def card(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    @property
+    def share_index(self) -> int: ...
+    @property
+    def share_count(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How a model is run, beside its plan."""
+
+    sizes: GraphSizes
+    num_threads: int
+    isa: str
+    max_swaps: int
+    share: tuple[int, int] = (0, 1)
+    """Which part of the profile the cache takes: (index, count)."""
+    learned_profile: Path | None = None
+    """Where the uses of this run are merged into when it ends. None: nowhere."""
+
+
+class ModelRunner:
+    """Confined to the engine loop, but `interrupt` and `hold_threads` may be called from any thread."""
+
+    def __init__(
+        self,
+        gguf: GgufFile,
+        config: ModelConfig,
+        arena: Arena,
+        plan: CardPlan,
+        options: RunnerOptions,
+        *,
+        profile: Profile,
+        policy: Policy | None = None,
+        report: Report = lambda progress: None,
+    ) -> None:
+        """Loads, fills the cache and warms up. `policy`: None is the usual one. The runner owns `arena` from here on.
+
+        Raises CorruptModelError, UnsupportedModelError or MemoryBudgetError.
+        """
+        self._config = config
+        self._arena = arena
+        self._options = options
+        self._profile = profile
+        self._pool = native.Pool(options.num_threads)
+        self._rows_since_boundary = 0
+        self._num_rows = 0
+        self._warm_rows = (0, 0)
+        card = native.HostCard(self._pool, options.isa)
+        try:
+            self._graph = Graph(card, gguf, config, arena, options.sizes)
+            classes = blob_bytes_table(arena.layout)
+            self._cache = ExpertCache(
+                card,
+                self._graph.table,
+                self._graph.uses,
+                arena.layout,
+                SwapPolicy(classes, profile.uses, experts_per_row=config.top_k) if policy is None else policy,
+                options.max_swaps,
+            )
+            self._cache.add_slots(plan.slot_classes)
+        except MemoryError:
+            raise MemoryBudgetError(
+                f"card {plan.card} needs {plan.total_bytes} bytes, but the system does not give them; lower slots or context"
+            ) from None
+        self._graph.load_dense(_reporter(report, "dense"))
+        slots = {slots.blob_bytes: slots.slots for slots in plan.slot_classes}
+        self._cache.fill(fill_order(profile.uses, classes, slots, options.share), _reporter(report, "cache"))
+        self._warm_up(_reporter(report, "warmup"))
+
+    @classmethod
+    def open(cls, settings: Settings, lane: LanePlace, report: Report) -> ModelRunner:
+        """The runner of one engine process: `settings` with the desk's plan written in; the arena must be sealed."""
+        if settings.model is None:
+            raise SettingsError("no model is named; give a GGUF file", param="model")
+        if not lane.card.startswith("host:"):
+            raise SettingsError(f"card {lane.card}: this version runs host cards only; use host:0", param="cards")
+        gguf = open_gguf(settings.model)
+        config = read_config(gguf)
+        layout = arena_layout(gguf, config)
+        plan = make_plan(config, gguf.tensors, layout, replace(request_from(settings), cards=(lane.card,)), _ANY_MACHINE)
+        learned = profile_path(settings.state_dir or _default_state_dir(), gguf.fingerprint)
+        profile = (
+            read_profile(settings.profile, layout, gguf.fingerprint)
+            if settings.profile
+            else load_profile(learned, layout, gguf.fingerprint)
+        )
+        arena = Arena.open(ArenaPlace(settings.shm_dir, gguf.fingerprint, layout))
+        options = RunnerOptions(
+            sizes=GraphSizes.planned(plan.chunk, plan.context, plan.kv_type),
+            num_threads=lane.num_threads,
+            isa=choose_isa(settings.isa),
+            max_swaps=settings.max_swaps,
+            share=(lane.share_index, lane.share_count),
+            learned_profile=learned,
+        )
+        return cls(gguf, config, arena, _only_card(plan), options, profile=profile, report=report)
+
+    @property
+    def max_rows(self) -> int:
+        return self._options.sizes.max_rows
+
+    @property
+    def context(self) -> int:
+        return self._options.sizes.context
+
+    @property
+    def vocab(self) -> int:
+        return self._config.vocab
+
+    @property
+    def plan_bytes(self) -> Mapping[str, int]:
+        """Bytes allocated on the card, by consumer."""
+        return self._graph.card.bytes_by_use()
+
+    @property
+    def cache(self) -> ExpertCache:
+        return self._cache
+
+    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> NDArray[np.float32]:
+        """Computes `tokens` at the positions from `position` on; what was there is overwritten.
+
+        Returns the logits of the last `num_logits` tokens, [num_logits, vocab] float32, valid until the next run. Raises
+        WindowInterruptedError, or EngineError for rows beyond `max_rows` or `context`.
+        """
+        logits = self._graph.run(tokens, position, num_logits)
+        self._rows_since_boundary += len(tokens)
+        return logits
+
+    def between_windows(self) -> None:
+        """Puts landed swaps into the residency table and starts new ones."""
+        self._cache.between_windows(self._rows_since_boundary)
+        self._num_rows += self._rows_since_boundary
+        self._rows_since_boundary = 0
+
+    def interrupt(self) -> None:
+        """The run in progress, or else the next one, raises WindowInterruptedError within one operation. Thread-safe."""
+        self._graph.interrupt()
+
+    def hold_threads(self, num_threads: int) -> int:
+        """Lets the last `num_threads` threads of the pool sit out. Returns how many do: one always works."""
+        self._pool.hold(min(max(num_threads, 0), self._pool.num_threads - 1))
+        return self._pool.num_held
+
+    def stats(self) -> RunnerStats:
+        table = self._graph.table
+        return RunnerStats(
+            rows_by_tier={"own": table.own_rows - self._warm_rows[0], "host": table.host_rows - self._warm_rows[1]},
+            swaps=self._cache.num_swaps,
+            resident_experts=self._cache.num_resident,
+            slots=self._cache.num_slots,
+            isa=self._options.isa,
+            pool_threads=self._pool.num_threads,
+            pool_held=self._pool.num_held,
+        )
+
+    def close(self) -> None:
+        """Merges the uses of this run into the learned profile. Idempotent; the runner is of no use afterwards."""
+        learned, self._options = self._options.learned_profile, replace(self._options, learned_profile=None)
+        if learned is None or self._num_rows == 0:
+            return
+        try:
+            learn(learned, self._arena.layout, self._profile.fingerprint, self._cache.total_uses, self._num_rows)
+        except OSError as error:
+            _log.warning("the profile could not be written", path=str(learned), reason=error.strerror)
+
+    def _warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Runs the largest chunk at the end of the context and the largest window, then forgets both."""
+        sizes = self._options.sizes
+        try:
+            self._graph.run([0] * sizes.max_rows, sizes.context - sizes.max_rows, sizes.max_logits)
+        except EngineError as error:
+            raise EngineError(f"the warm-up failed: {error.message}") from None
+        self._cache.forget_uses()
+        self._warm_rows = (self._graph.table.own_rows, self._graph.table.host_rows)
+        progress(sizes.max_rows, sizes.max_rows)
+
+
+def choose_isa(wanted: str) -> str:
+    """`auto` is the best that this machine runs. Raises SettingsError for one that it does not."""
+    runnable = native.isas()
+    if wanted == "auto":
+        return runnable[-1]
+    if wanted not in runnable:
+        raise SettingsError(f"isa = {wanted}: this CPU runs {', '.join(runnable)}; use auto", param="isa")
+    return wanted
+
+
+def _only_card(plan: Plan) -> CardPlan:
+    (card,) = plan.cards
+    return card
+
+
+def _default_state_dir() -> Path:
+    return Path.home() / ".local" / "state" / "tandem"
+
+
+def _reporter(report: Report, stage: str) -> Callable[[int, int], None]:
+    """Passes progress on, at most once in `REPORT_INTERVAL_S` and at the end."""
+    last_s = time.monotonic()
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        nonlocal last_s
+        if done_bytes < total_bytes and time.monotonic() < last_s + REPORT_INTERVAL_S:
+            return
+        last_s = time.monotonic()
+        report(LoadProgress(stage=stage, done_bytes=done_bytes, total_bytes=total_bytes))
+
+    return progress
