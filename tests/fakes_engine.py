@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.engine import process
-from appliance.engine.generation import RunnerStats
+from appliance.engine.generation import RunnerStats, WindowInterruptedError
 from appliance.engine.loop import CardMemory
 from appliance.errors import EngineError, MemoryBudgetError, RequestError
 from appliance.protocol import LoadProgress
@@ -90,6 +90,7 @@ class FakeRunner:
         self._states: list[int] = []
         self._slots = self.model.slots
         self._rows = 0
+        self._interrupted = threading.Event()
 
     @property
     def max_rows(self) -> int:
@@ -111,9 +112,11 @@ class FakeRunner:
         self._check(tokens, position, num_logits)
         self.on_run(position)
         self.runs.append(Run(tuple(tokens), position, num_logits))
-        time.sleep(self.model.window_s if len(tokens) == 1 else self.model.chunk_s)
         self._suffer(range(position, position + len(tokens)))
         del self._states[position:]
+        if self._interrupted.wait(self.model.window_s if len(tokens) == 1 else self.model.chunk_s):
+            self._interrupted.clear()
+            raise WindowInterruptedError
         for token in tokens:
             self._states.append(next_state(self._states[-1] if self._states else 0, token))
         self._rows += len(tokens)
@@ -134,6 +137,9 @@ class FakeRunner:
             pool_threads=2,
             pool_held=self.held_threads,
         )
+
+    def interrupt(self) -> None:
+        self._interrupted.set()
 
     def hold_threads(self, num_threads: int) -> int:
         self.held_threads = min(num_threads, 1)

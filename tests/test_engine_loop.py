@@ -57,7 +57,7 @@ class Served:
         inbox = Script(script)
         if isinstance(runner, FakeRunner):
             coming = dict(during or {})
-            runner.on_run = lambda position: [inbox.put(command) for command in coming.pop(position, ())]
+            runner.on_run = lambda position: put_all(inbox, coming.pop(position, ()))
         output = folder / "output"
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
@@ -90,6 +90,11 @@ class Served:
 
     def controls(self) -> list[str]:
         return [text.removeprefix("CTL ") for text in self.lines if text.startswith("CTL ")]
+
+
+def put_all(inbox: Inbox, commands: Sequence[Command]) -> None:
+    for command in commands:
+        inbox.put(command)
 
 
 def generate(prompt: Sequence[int] = PROMPT, max_tokens: int = 5, request_id: str = "a", **fields: object) -> Generate:
@@ -212,12 +217,12 @@ class TestReuse:
         runner = FakeRunner(FakeModel(max_rows=4))
         served = Served(tmp_path, runner, generate(), generate(request_id="b"), during={4: [Cancel("a")]})
         assert served.finished("a").reason is FinishReason.CANCELLED
-        assert served.started("b").cached_tokens == 8
+        assert served.started("b").cached_tokens == 4, "the chunk that was given up is not valid"
         assert served.answer("b") == greedy_answer(runner.model, PROMPT, 5)
 
     def test_a_request_cancelled_before_its_first_step_leaves_the_conversation(self, tmp_path: Path) -> None:
         runner = FakeRunner(FakeModel())
-        during = {13: [Cancel("a"), generate([1, 2, 3], request_id="b"), Cancel("b")]}
+        during: dict[int, list[Command]] = {13: [Cancel("a"), generate([1, 2, 3], request_id="b"), Cancel("b")]}
         served = Served(tmp_path, runner, generate(max_tokens=50), generate(request_id="c"), during=during)
         assert served.finished("b").reason is FinishReason.CANCELLED
         assert served.started("c").cached_tokens == 9
@@ -244,7 +249,7 @@ class TestReuse:
 class TestCancel:
     def test_before_the_first_step_nothing_is_computed(self, tmp_path: Path) -> None:
         runner = FakeRunner(FakeModel())
-        during = {10: [Cancel("a"), generate(request_id="b"), Cancel("b")]}
+        during: dict[int, list[Command]] = {10: [Cancel("a"), generate(request_id="b"), Cancel("b")]}
         served = Served(tmp_path, runner, generate(max_tokens=50), during=during)
         assert [type(event) for event in served.events("b")] == [Started, Finished]
         assert served.finished("b").reason is FinishReason.CANCELLED
@@ -270,6 +275,12 @@ class TestCancel:
         served = Served(tmp_path, FakeRunner(FakeModel()), generate(), Cancel("a"), Cancel("a"))
         assert served.controls() == []
         served.finished()
+
+    def test_of_another_request_only_repeats_a_step(self, tmp_path: Path) -> None:
+        runner = FakeRunner(FakeModel(max_rows=4))
+        served = Served(tmp_path, runner, generate(), during={4: [Cancel("b")], 12: [Cancel("b")]})
+        assert served.answer() == greedy_answer(runner.model, PROMPT, 5)
+        assert [run.position for run in runner.runs] == [0, 4, 4, 8, 10, 11, 12, 12, 13]
 
     def test_of_an_unknown_request_is_refused_and_disturbs_nobody(self, tmp_path: Path) -> None:
         served = Served(tmp_path, FakeRunner(FakeModel()), generate(), during={11: [Cancel("b")]})
@@ -370,7 +381,7 @@ class TestControls:
         assert served.controls() == ["HOLD 1", "HOLD 0", "HOLD 1"]
 
     def test_memory_is_given_back_and_taken_again_while_a_request_runs(self, tmp_path: Path) -> None:
-        during = {11: [FreeMemory(3)], 12: [FreeMemory(None)]}
+        during: dict[int, list[Command]] = {11: [FreeMemory(3)], 12: [FreeMemory(None)]}
         served = Served(tmp_path, FakeRunner(), generate(), during=during)
         assert served.controls() == ["VRAM 11 3", "VRAM 14 0"]
         assert len(served.answer()) == 5

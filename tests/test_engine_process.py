@@ -19,7 +19,6 @@ import pytest
 
 from appliance.protocol import EVENT, Event, Fatal, Finished, FinishReason, Generate, Ready, Started, Tokens, line
 from appliance.protocol import Word as W
-from appliance.settings import Settings
 from tests.fakes_engine import FakeModel, fake_engine_argv, greedy_answer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -161,6 +160,16 @@ def test_a_cancel_ends_a_long_answer_at_once(start: Start) -> None:
     assert time.monotonic() - cancelled_at < 1
 
 
+def test_a_cancel_does_not_wait_for_a_long_chunk(start: Start) -> None:
+    engine = start("--chunk-ms", "600000")
+    engine.generate(10)
+    engine.wait_until(lambda event: isinstance(event, Started))
+    cancelled_at = time.monotonic()
+    engine.send("CANCEL a\n")
+    engine.wait_until(lambda event: isinstance(event, Finished))
+    assert time.monotonic() - cancelled_at < 1
+
+
 def test_lines_that_came_while_loading_are_obeyed_afterwards(start: Start) -> None:
     engine = start("--load-s", "0.2")
     engine.generate(2)
@@ -261,7 +270,7 @@ def test_a_desk_that_reads_late_gets_every_line() -> None:
         engine.stdin.write(line(W.GEN, request).encode() + b"STATS\n" * 2000)
         engine.stdin.flush()
         wait_until_full(engine.stdout.fileno())
-        lines = []
+        lines: list[str] = []
         while not lines or '"finished"' not in lines[-1]:
             lines.append(engine.stdout.readline().decode())
         engine.stdin.close()
@@ -310,7 +319,7 @@ def test_bad_settings_are_a_fatal_line(settings: str) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--threads", "x"], ["--threads", "1", "--share", "2/2"], ["--threads", "1", "--share", "x"]])
 def test_a_wrong_command_line_is_exit_code_2(options: list[str]) -> None:
-    result = real_engine(Settings().model_dump_json(), *options)
+    result = real_engine("{}", *options)
     assert result.returncode == 2
     assert "usage" in result.stderr
 

@@ -19,6 +19,10 @@ from appliance.errors import ContextLengthError, RequestError
 from appliance.protocol import Event, FinishReason, Generate, PromptProgress, Started, Timings, Tokens
 
 
+class WindowInterruptedError(Exception):
+    """A run was given up because it was interrupted; nothing it wrote is valid. Raised to the engine loop, never to a client."""
+
+
 class RunnerStats(TypedDict):
     """Counters since the runner was made, and what it is."""
 
@@ -56,7 +60,8 @@ class Runner(Protocol):
         """Computes `tokens` at the positions from `position` on.
 
         Returns the logits of the last `num_logits` tokens, [num_logits, vocab] float32, valid until the next run. Raises
-        EngineError when the card failed; the process is then of no more use.
+        EngineError when the card failed, and the process is then of no more use. A runner that can be interrupted raises
+        WindowInterruptedError.
         """
 
     def between_windows(self) -> None:
@@ -101,7 +106,10 @@ class Generation:
         return len(self._answer)
 
     def advance(self) -> FinishReason | None:
-        """Computes one chunk of the prompt or one window. Returns why the answer is complete, or None if it is not."""
+        """Computes one chunk of the prompt or one window. Returns why the answer is complete, or None if it is not.
+
+        After a WindowInterruptedError the same step can be tried again. After any other exception the answer cannot go on.
+        """
         if self._is_overdue():
             return FinishReason.LENGTH
         if self._position < len(self._request.prompt):

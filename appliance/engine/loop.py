@@ -1,7 +1,9 @@
 """The engine's main loop: one thread that obeys control lines and computes one request, one step at a time.
 
-Between any two steps (a chunk of a prompt, a window of decode) every line that has come in is obeyed, so `CANCEL`, `STATS`
-and the rest take effect within one step. Without a request the loop sleeps until a line comes.
+Between any two steps (a chunk of a prompt, a window of decode) every line that has come in is obeyed, so every line takes
+effect within one step. `CANCEL` and the end of the input do not even wait for that where the runner can be interrupted: the
+step is given up, and done again if it was not its request that was cancelled. Without a request the loop sleeps until a
+line comes.
 
 How a request ends: every accepted `GEN` gets exactly one `Finished`. A RequestError costs that request only. Any other
 exception ends the request with an error and then the loop, because the card's state can no longer be trusted: a fresh
@@ -16,13 +18,21 @@ from typing import Protocol, runtime_checkable
 import structlog
 
 from appliance.engine.commands import Cancel, Command, EndOfInput, FreeMemory, HoldThreads, Refusal, ReportStats
-from appliance.engine.generation import Generation, Runner
+from appliance.engine.generation import Generation, Runner, WindowInterruptedError
 from appliance.engine.pipes import Inbox, LineWriter
 from appliance.engine.session import Session
 from appliance.errors import EngineError, MemoryBudgetError, RequestError, TandemError
 from appliance.protocol import ControlErrorCode, Event, Finished, FinishReason, Generate, Message, Reply, Stats, Timings, Word, line
 
 _log = structlog.get_logger()
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A runner that does not have to finish a long chunk for which nobody waits any more."""
+
+    def interrupt(self) -> None:
+        """Makes the run in progress, or else the next one, raise WindowInterruptedError soon. Thread-safe."""
 
 
 @runtime_checkable
@@ -65,6 +75,8 @@ class EngineLoop:
         self._num_windows = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
+        if isinstance(runner, Interruptible):
+            inbox.on_urgent(runner.interrupt)
 
     def run(self) -> None:
         """Serves until the desk closes the pipe.
@@ -126,8 +138,9 @@ class EngineLoop:
     def _step(self, generation: Generation) -> None:
         try:
             self._runner.between_windows()
-            self._num_windows += 1
             reason = generation.advance()
+        except WindowInterruptedError:  # a line is waiting; if the request survives it, the step is done again
+            return
         except RequestError as error:
             self._finish(FinishReason.ERROR, error)
         except BrokenPipeError:  # nobody is left to be told
@@ -141,6 +154,7 @@ class EngineLoop:
             self._finish(FinishReason.ERROR, wrapped)
             raise wrapped from error
         else:
+            self._num_windows += 1
             if reason is not None:
                 self._finish(reason)
 

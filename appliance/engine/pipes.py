@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from appliance.engine.commands import Command, EndOfInput, Refusal, parse_command
+from appliance.engine.commands import Cancel, Command, EndOfInput, Refusal, parse_command
 from appliance.protocol import MAX_LINE_BYTES, ControlErrorCode
 
 HIGH_WATER_BYTES = 1024 * 1024
@@ -30,9 +30,16 @@ class Inbox:
 
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._interrupt: Callable[[], None] = lambda: None
+
+    def on_urgent(self, interrupt: Callable[[], None]) -> None:
+        """From now on calls `interrupt`, in the thread that puts, when a command has come that should not wait for a long chunk."""
+        self._interrupt = interrupt
 
     def put(self, command: Command) -> None:
         self._commands.put(command)
+        if isinstance(command, Cancel | EndOfInput):
+            self._interrupt()
 
     def take(self) -> Command | None:
         """The next command, or None when there is none now."""
