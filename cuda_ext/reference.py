@@ -1,0 +1,187 @@
+"""Every operation again, slow and plain, in numpy: the same bits as the native module, in code that can be read in one go.
+
+The functions of operations take whole rows instead of memory and bear the name of the recorder's method. float32 everywhere;
+`fmaf` rounds once. The orders of sums are those of the headers in `cuda_ext/src/ops` and of `docs/arithmetic.md`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = np.float32
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+KV_TILE = 64
+ATTENTION_SPAN = 256
+_CHAINS = 32
+
+# ---- arithmetic ----
+
+
+def fmaf(a: Floats | float, b: Floats | float, c: Floats | float) -> Floats:
+    """a * b + c of float32, rounded once.
+
+    The product is exact in float64; the sum is rounded to odd there, so that rounding it to float32 is right (Boldo, Melquiond 2008).
+    """
+    product = np.asarray(a, dtype=np.float64) * np.asarray(b, dtype=np.float64)
+    addend = np.asarray(c, dtype=np.float64)
+    total = np.asarray(product + addend)
+    back = total - product
+    error = (product - (total - back)) + (addend - back)
+    is_even = (np.ascontiguousarray(total).view(np.int64).reshape(total.shape) & 1) == 0
+    toward = np.where(error > 0, np.inf, -np.inf)
+    odd = np.where((error != 0) & is_even & np.isfinite(total), np.nextafter(total, toward), total)
+    return odd.astype(F32)
+
+
+def exp(x: Floats | float) -> Floats:
+    """The polynomial of docs/arithmetic.md; the argument is clamped to [-87, 88]."""
+    x = np.clip(np.asarray(x, dtype=F32), F32(-87), F32(88))
+    magic = F32(12582912)
+    n = fmaf(x, F32(1.44269504), magic) - magic
+    r = fmaf(n, F32(-0.693359375), x)
+    r = fmaf(n, F32(2.12194440e-4), r)
+    p = np.full_like(x, F32(1.9875691500e-4))
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = fmaf(p, r, F32(coefficient))
+    p = fmaf(p, r * r, r + F32(1))
+    return p * np.ldexp(F32(1), n.astype(np.int32)).astype(F32)
+
+
+def sum8(x: Floats) -> np.float32:
+    """Eight chains, element i in chain i % 8, then a tree."""
+    a = [F32(0)] * 8
+    for i, value in enumerate(x):
+        a[i % 8] = F32(a[i % 8] + value)
+    return F32(((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])))
+
+
+def inverse_rms(x: Floats, eps: float) -> np.float32:
+    """1 / sqrt(mean of squares + eps): 32 chains, then the tree 16, 8, 4, 2, 1."""
+    acc = np.zeros(_CHAINS, F32)
+    for first in range(0, x.size, _CHAINS):
+        part = x[first : first + _CHAINS]
+        acc[: part.size] += part * part
+    half = _CHAINS // 2
+    while half:
+        acc[:half] += acc[half : 2 * half]
+        half //= 2
+    return F32(1) / np.sqrt(acc[0] / F32(x.size) + F32(eps))
+
+
+# ---- operations ----
+
+
+def angles(frequencies: Sequence[float], magnitude: float, position: int, num_rows: int) -> Floats:
+    """[rows, head_dim]: cosine and sine of each pair, alternating."""
+    out = np.empty((num_rows, 2 * len(frequencies)), F32)
+    for row, (i, frequency) in itertools.product(range(num_rows), enumerate(frequencies)):
+        angle = float(position + row) * frequency
+        out[row, 2 * i] = math.cos(angle) * magnitude
+        out[row, 2 * i + 1] = math.sin(angle) * magnitude
+    return out
+
+
+def embed(table: Floats, tokens: Sequence[int]) -> Floats:
+    """Rows of the dequantised table [vocab, width]."""
+    return table[list(tokens)]
+
+
+def norm(x: Floats, gamma: Floats, eps: float) -> Floats:
+    """RMS norm of rows [rows, width]. Its quantised form is `quantise_row(x * gamma, inverse_rms(x, eps))`."""
+    return np.stack([(row * gamma) * inverse_rms(row, eps) for row in x])
+
+
+def rotate(heads: Floats, gamma: Floats | None, eps: float, turned: Floats) -> Floats:
+    """Norm and NeoX rotation of heads [rows, heads, head_dim]; `turned` as `angles` gives it."""
+    out = np.empty_like(heads)
+    half = heads.shape[2] // 2
+    for row, head in np.ndindex(heads.shape[:2]):
+        x = heads[row, head]
+        y = x if gamma is None else (x * gamma) * inverse_rms(x, eps)
+        cosine, sine = turned[row, 0::2], turned[row, 1::2]
+        out[row, head, :half] = y[:half] * cosine - y[half:] * sine
+        out[row, head, half:] = y[half:] * cosine + y[:half] * sine
+    return out
+
+
+def rotary(
+    query: Floats, key: Floats, query_gamma: Floats | None, key_gamma: Floats | None, eps: float, turned: Floats, stored_as: type
+) -> tuple[Floats, Floats]:
+    """Rotated queries, and rotated keys as the cache holds them: `stored_as` is np.float16 or np.float32."""
+    return rotate(query, query_gamma, eps, turned), rotate(key, key_gamma, eps, turned).astype(stored_as).astype(F32)
+
+
+def attention(query: Floats, keys: Floats, values: Floats, position: int, scale: float) -> Floats:
+    """Causal attention: query [rows, heads, head_dim] at `position`, keys and values [positions, kv_heads, head_dim]."""
+    out = np.empty_like(query)
+    group = query.shape[1] // keys.shape[1]
+    for row, head in np.ndindex(query.shape[:2]):
+        seen = position + row + 1
+        out[row, head] = _attend(query[row, head], keys[:seen, head // group], values[:seen, head // group], F32(scale))
+    return out
+
+
+def _attend(query: Floats, keys: Floats, values: Floats, scale: np.float32) -> Floats:
+    most, total, out = F32(-np.inf), F32(0), np.zeros(query.size, F32)
+    for first in range(0, len(keys), ATTENTION_SPAN):
+        span = slice(first, first + ATTENTION_SPAN)
+        span_most, span_total, span_out = _attend_span(query, keys[span], values[span], scale)
+        new_most = max(most, span_most)
+        a, b = exp(most - new_most), exp(span_most - new_most)
+        total = fmaf(total, a, span_total * b)
+        out = fmaf(out, a, span_out * b)
+        most = new_most
+    return out * (F32(1) / total)
+
+
+def _attend_span(query: Floats, keys: Floats, values: Floats, scale: np.float32) -> tuple[np.float32, Floats, Floats]:
+    most, total, out = F32(-np.inf), np.asarray(F32(0)), np.zeros(query.size, F32)
+    for first in range(0, len(keys), KV_TILE):
+        tile_keys, tile_values = keys[first : first + KV_TILE], values[first : first + KV_TILE]
+        scores = np.zeros(len(tile_keys), F32)
+        for d in range(query.size):
+            scores = fmaf(query[d], tile_keys[:, d], scores)
+        scores = scores * scale
+        new_most = max(most, scores.max())
+        weights, before = exp(scores - new_most), exp(most - new_most)
+        total = fmaf(total, before, sum8(weights))
+        out = out * before
+        for weight, value in zip(weights, tile_values, strict=True):
+            out = fmaf(weight, value, out)
+        most = new_most
+    return most, total, out
+
+
+def route(logits: Floats, top_k: int, *, sigmoid: bool, renormalise: bool, scale: float) -> tuple[Ints, Floats]:
+    """Ids and weights of the routed lists, [rows, top_k] each."""
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    weights = np.empty(ids.shape, F32)
+    for row, chosen in enumerate(ids):
+        if sigmoid:
+            gates = F32(1) / (F32(1) + exp(-logits[row]))
+        else:
+            gates = exp(logits[row] - logits[row].max())
+            gates = gates / sum8(gates)
+        picked = gates[chosen]
+        if renormalise:
+            total = F32(0)
+            for weight in picked:
+                total = F32(total + weight)
+            picked = picked / total
+        weights[row] = picked * F32(scale)
+    return ids, weights
+
+
+def combine(weights: Floats, rows: Floats, residual: Floats) -> Floats:
+    """One token: residual + sum of weights[k] * rows[k], in the order of the routed list."""
+    total = np.zeros(rows.shape[1], F32)
+    for weight, row in zip(weights, rows, strict=True):
+        total = fmaf(weight, row, total)
+    return residual + total
