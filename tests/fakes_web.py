@@ -14,21 +14,22 @@ import json
 import os
 import shlex
 import signal
-
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
+import httpx2
 
 from appliance.desk.config import LANE_NAMES, DeskConfig, LaneConfig, Limits
 from appliance.gguf_file import open_gguf
 from appliance.log import configure_logging
 from appliance.settings import Settings
-from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web.appliance import Appliance
 from appliance.web.model_info import ModelInfo
@@ -87,8 +88,23 @@ class FakeServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def terminate(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
+    def status(self) -> dict[str, Any]:
+        """The answer of `/status`."""
+        answer: dict[str, Any] = httpx2.get(f"{self.url}/status").json()
+        return answer
+
+    def wait_until_ready(self) -> None:
+        """Until every lane takes requests."""
+        self.wait_for(lambda status: all(lane["state"] == "idle" for lane in status["lanes"]))
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool], limit_s: float = 60.0) -> float:
+        """Polls `/status` until it meets the condition; returns the seconds that took. AssertionError at the limit."""
+        begin = time.monotonic()
+        while not condition(status := self.status()):
+            if time.monotonic() - begin > limit_s:
+                raise AssertionError(f"not within {limit_s} s: {status}")
+            time.sleep(0.02)
+        return time.monotonic() - begin
 
 
 @contextmanager
@@ -96,7 +112,9 @@ def running_server(model: Path, *, engine: str = "", lanes: int = 2, log: Path |
     """Starts a server, waits until it listens, and ends it. `log` receives its stderr."""
     options = ["--model", str(model), "--lanes", str(lanes), "--settings", json.dumps(settings), "--engine", engine]
     with open(log or os.devnull, "w") as stderr:
-        process = subprocess.Popen([sys.executable, "-m", "tests.fakes_web", *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fakes_web", *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
         try:
             assert process.stdout is not None
             first = process.stdout.readline()
@@ -126,13 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cards = [f"host:{number}" for number in range(options.lanes)]
     engine = ("--context", str(CONTEXT), *shlex.split(options.engine))
     desk = DeskConfig(
-        lanes=tuple(LaneConfig(name, card, tuple(fake_engine_argv("--card", card, *engine))) for name, card in zip(LANE_NAMES, cards, strict=False)),
+        lanes=tuple(
+            LaneConfig(name, card, tuple(fake_engine_argv("--card", card, *engine))) for name, card in zip(LANE_NAMES, cards, strict=False)
+        ),
         loader_argv=(sys.executable, "-c", ""),
         max_queue=settings.max_queue,
         limits=Limits(restart_delays_s=(0.0, 0.1, 0.2)),
     )
     info = ModelInfo(name=MODEL, context=CONTEXT, vocab=VOCAB, lanes=options.lanes, created=1_700_000_000)
-    appliance = Appliance(settings, desk, Tokenizer.from_gguf(model), ChatTemplate.from_gguf(model), info)
+    appliance = Appliance(settings, desk, model, Tokenizer.from_gguf(model), info)
     listener = listen(settings.host, 0)
     print(f"PORT {listener.getsockname()[1]}", flush=True)
     return serve(appliance, listener)

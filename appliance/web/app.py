@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import flask
 import orjson
 from flask.json.provider import JSONProvider
-from flask_openapi3 import Info, OpenAPI
+from flask_openapi3.models.info import Info
+from flask_openapi3.openapi import OpenAPI
 
 from appliance.desk.desk import Desk
 from appliance.errors import RequestError, UnsupportedMediaTypeError

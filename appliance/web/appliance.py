@@ -30,8 +30,8 @@ class Appliance:
 
     settings: Settings
     desk: DeskConfig
+    gguf: GgufFile
     tokenizer: Tokenizer
-    template: ChatTemplate
     model: ModelInfo
 
 
@@ -41,12 +41,12 @@ def read_appliance(settings: Settings) -> Appliance:
     plan = plan_for(settings)
     settings = plan.settings_for_engines(settings)
     gguf = open_gguf(_model_path(settings))
-    tokenizer = Tokenizer.from_gguf(gguf)
+    ChatTemplate.from_gguf(gguf).close()  # says now what is wrong with it; the worker opens its own
     return Appliance(
         settings=settings,
         desk=desk_config(settings, plan),
-        tokenizer=tokenizer,
-        template=ChatTemplate.from_gguf(gguf),
+        gguf=gguf,
+        tokenizer=Tokenizer.from_gguf(gguf),
         model=_model_info(settings, gguf, plan),
     )
 
@@ -70,7 +70,9 @@ def _engine_argv(settings: Settings, lane: str, card: str, threads: int, share: 
 
 def _demo_model() -> Path:
     if not DEMO_MODEL.is_file():
-        raise SettingsError(f"no model is named, and the demo model is not at {DEMO_MODEL}; give a GGUF file, or run make setup", param="model")
+        raise SettingsError(
+            f"no model is named, and the demo model is not at {DEMO_MODEL}; give a GGUF file, or run make setup", param="model"
+        )
     return DEMO_MODEL
 
 

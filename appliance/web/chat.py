@@ -13,16 +13,27 @@ from appliance.web.logprobs import chat_logprobs
 from appliance.web.replies import Reply
 from appliance.web.schemas import ChatBody
 
+_THINK = "<think>"
+_TAIL_TOKENS = 16
+"""More than `<think>` and a line break after it can have."""
+
+
+def ends_in_think(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+    """Whether the template has opened the model's reasoning itself, at the end of the prompt."""
+    return tokenizer.decode(prompt[-_TAIL_TOKENS:]).rstrip().endswith(_THINK)
+
 
 class ChatDialect:
     """Serves one request. A reply is split into content, reasoning and tool calls while it comes."""
 
-    def __init__(self, request_id: str, model: str, tokenizer: Tokenizer, body: ChatBody) -> None:
+    def __init__(self, request_id: str, model: str, tokenizer: Tokenizer, body: ChatBody, *, in_reasoning: bool) -> None:
+        """`in_reasoning`: the prompt ends in `<think>`, so the reply begins with reasoning."""
         self._head = {"id": request_id, "created": int(time.time()), "model": model, "system_fingerprint": None}
         self._tokenizer = tokenizer
         self._wants_logprobs = body.logprobs
         self._wants_ids = body.return_token_ids
         self._tools = bool(body.tools) and body.tool_choice != "none"
+        self._in_reasoning = in_reasoning
         self._replies: dict[int, Reply] = {}
 
     def begin(self, index: int) -> Sequence[dict[str, Any]]:
@@ -66,7 +77,7 @@ class ChatDialect:
 
     def _reply(self, index: int) -> Reply:
         if index not in self._replies:
-            self._replies[index] = Reply(tools=self._tools)
+            self._replies[index] = Reply(tools=self._tools, in_reasoning=self._in_reasoning)
         return self._replies[index]
 
 

@@ -13,6 +13,7 @@ import structlog
 from flask import Flask, Response, jsonify
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.wrappers import Response as BaseResponse
 
 from appliance import errors
 
@@ -111,10 +112,10 @@ def install(app: Flask) -> None:
     app.register_error_handler(Exception, _unexpected)
 
 
-def _http_error(raised: HTTPException) -> Response:
+def _http_error(raised: HTTPException) -> BaseResponse:
     """What Flask itself refuses: unknown routes and methods, too large or unreadable bodies."""
     if raised.code is None or raised.code < 400:  # redirects are raised too
-        return Response(raised.get_response())
+        return raised.get_response()
     kinds = {
         404: errors.RouteNotFoundError("there is no such route here; docs/api.md lists the routes"),
         405: errors.RouteNotFoundError("this route does not answer this method; docs/api.md lists the routes"),

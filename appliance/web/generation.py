@@ -1,7 +1,7 @@
 """One API request at work: its tickets at the desk, their events turned into text.
 
-    make Orders -> Generation submits them -> next_step() ... next_step() -> ended
-                                              cancel() at any time, from any thread
+make Orders -> Generation submits them -> next_step() ... next_step() -> ended
+                                          cancel() at any time, from any thread
 """
 
 from __future__ import annotations

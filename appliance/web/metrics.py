@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,6 +14,7 @@ from appliance.desk.lane_state import TAKES_REQUESTS
 from appliance.desk.status import DeskStatus, LaneStatus, Phase
 
 _LANE = ["lane", "card"]
+_LaneMetric: TypeAlias = tuple[str, str, Callable[[LaneStatus], float]]
 
 
 class DeskCollector(Collector):
@@ -44,14 +46,14 @@ def registry_for(desk: Desk) -> CollectorRegistry:
     return registry
 
 
-_LANE_GAUGES = (
+_LANE_GAUGES: tuple[_LaneMetric, ...] = (
     ("tandem_lane_up", "1 while the lane takes requests or works on one.", lambda lane: float(lane.state in TAKES_REQUESTS)),
     ("tandem_lane_busy", "1 while the lane works on a request.", lambda lane: float(lane.request is not None)),
     ("tandem_context_used_tokens", "Tokens of the conversation that the lane holds.", lambda lane: float(lane.context_used)),
     ("tandem_slots", "Expert slots of the lane's card.", lambda lane: float(lane.stats.slots if lane.stats else 0)),
     ("tandem_resident_experts", "Experts in the lane's slots.", lambda lane: float(lane.stats.resident_experts if lane.stats else 0)),
 )
-_LANE_COUNTERS = (
+_LANE_COUNTERS: tuple[_LaneMetric, ...] = (
     ("tandem_lane_restarts", "Times that the lane's engine was started again.", lambda lane: float(lane.restarts)),
     ("tandem_swaps", "Cached experts replaced while serving, since the engine started.", lambda lane: _stat(lane, "swaps")),
     ("tandem_windows", "Decode windows and prompt chunks run, since the engine started.", lambda lane: _stat(lane, "windows")),
@@ -66,7 +68,9 @@ def _desk_metrics(status: DeskStatus) -> Iterable[Metric]:
     counters = status.counters
     yield GaugeMetricFamily("tandem_ready", "1 while requests are taken.", float(status.phase is Phase.READY))
     yield GaugeMetricFamily("tandem_queue_length", "Requests that wait for a lane.", status.queue_length)
-    yield GaugeMetricFamily("tandem_lanes_up", "Lanes that take requests or work on one.", sum(lane.state in TAKES_REQUESTS for lane in status.lanes))
+    yield GaugeMetricFamily(
+        "tandem_lanes_up", "Lanes that take requests or work on one.", sum(lane.state in TAKES_REQUESTS for lane in status.lanes)
+    )
     requests = CounterMetricFamily("tandem_requests", "Requests by how they ended; rejected ones were never accepted.", labels=["outcome"])
     for outcome in ("finished", "cancelled", "failed", "rejected"):
         requests.add_metric([outcome], getattr(counters, outcome))

@@ -6,19 +6,21 @@ import uuid
 from typing import Any
 
 from flask import Response, jsonify
-from flask_openapi3 import APIBlueprint, Tag
+from flask_openapi3.blueprint import APIBlueprint
+from flask_openapi3.models.tag import Tag
+from flask_openapi3.types import ResponseDict
 
 from appliance.errors import RequestError
 from appliance.text.tokenizer import Tokenizer
 from appliance.web.answering import Delivery, answer
-from appliance.web.chat import ChatDialect
+from appliance.web.chat import ChatDialect, ends_in_think
 from appliance.web.completions import CompletionDialect
 from appliance.web.model_info import ModelInfo
 from appliance.web.orders import chat_orders, chat_prompt, completion_orders
 from appliance.web.schemas import AnswerBody, ChatBody, CompletionBody, DetokenizeBody, ErrorBody, ModelPath, TokenizeBody
 from appliance.web.service import service
 
-_ERRORS = {str(status): ErrorBody for status in (400, 401, 403, 404, 413, 415, 429, 500, 503)}
+_ERRORS: ResponseDict = {str(status): ErrorBody for status in (400, 401, 403, 404, 413, 415, 429, 500, 503)}
 
 api = APIBlueprint("openai", __name__, abp_tags=[Tag(name="OpenAI")], abp_responses=_ERRORS)
 
@@ -44,7 +46,9 @@ def chat_completions(body: ChatBody) -> Response:
     here.check_model(body.model)
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
     orders = chat_orders(here, body, request_id)
-    return answer(here, orders, ChatDialect(request_id, here.model.name, here.tokenizer, body), _delivery(body))
+    in_reasoning = ends_in_think(here.tokenizer, orders[0].generate.prompt)
+    dialect = ChatDialect(request_id, here.model.name, here.tokenizer, body, in_reasoning=in_reasoning)
+    return answer(here, orders, dialect, _delivery(body))
 
 
 @api.post("/v1/completions")
@@ -85,7 +89,8 @@ def detokenize(body: DetokenizeBody) -> Response:
 
 
 def _delivery(body: AnswerBody) -> Delivery:
-    return Delivery(stream=body.stream, include_usage=body.stream_options.include_usage)
+    options = body.stream_options
+    return Delivery(stream=body.stream, include_usage=options is not None and options.include_usage)
 
 
 def _model(model: ModelInfo) -> dict[str, Any]:

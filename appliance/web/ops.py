@@ -6,7 +6,8 @@ from dataclasses import asdict
 from importlib.metadata import version as package_version
 
 from flask import Flask, Response, jsonify
-from flask_openapi3 import APIBlueprint, Tag
+from flask_openapi3.blueprint import APIBlueprint
+from flask_openapi3.models.tag import Tag
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from appliance.desk.status import DeskStatus, Phase
@@ -60,7 +61,6 @@ def props() -> Response:
             "default_generation_settings": {"n_ctx": model.context, "params": asdict(model.sampling)},
             "total_slots": model.lanes,
             "model_alias": model.name,
-            "chat_template": service().template.source,
         }
     )
 

@@ -52,7 +52,7 @@ def _orders(
         _check_prompt(service, prompt)
     sampling = _sampling(service, body)
     stops = tuple(body.stop)
-    orders = []
+    orders: list[Order] = []
     for prompt in prompts:
         for choice in range(body.n):
             generate = Generate(

@@ -113,7 +113,7 @@ class AnswerBody(Body):
 
     model: str | None = Field(None, description="Our model's name, `default`, or nothing.")
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to the same prompt; at most one per lane.")
     stop: str | list[str] = Field([], description=f"Up to {MAX_STOPS} strings that end the answer; they are not part of it.")
     max_tokens: int | None = Field(None, ge=1)
@@ -168,7 +168,7 @@ class CompletionBody(AnswerBody):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
+            return [self.prompt]
         return self.prompt  # type: ignore[return-value]
 
 

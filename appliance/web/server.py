@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,7 @@ from appliance.desk.desk import Desk
 from appliance.errors import SettingsError
 from appliance.log import configure_logging
 from appliance.settings import Settings
+from appliance.text.chat_template import ChatTemplate
 from appliance.web.app import create_app
 from appliance.web.appliance import Appliance, read_appliance
 from appliance.web.start_watch import StartWatch
@@ -67,9 +69,12 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(appliance: Appliance, listener: socket.socket) -> int:
     """Serves an appliance on a bound socket, which it takes over; returns the exit code."""
     server = _Server(appliance, listener)
+    watcher = os.getpid()
     try:
         _OneWorkerArbiter(server).run()
     except SystemExit as end:
+        if os.getpid() != watcher:
+            raise  # the worker's own end, whose code the watcher looks at
         if end.code not in (None, 0):
             return 1
     return 1 if server.failed_to_start else 0
@@ -84,6 +89,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         self._url = _url_of(listener, appliance.settings.url_prefix)
         self._failed = mmap.mmap(-1, 1)  # shared with the worker
         self._desk: Desk | None = None
+        self._template: ChatTemplate | None = None
         self._watch: StartWatch | None = None
         super().__init__()
 
@@ -113,23 +119,28 @@ class _Server(BaseApplication):  # type: ignore[misc]
     def load(self) -> flask.Flask:
         """In the worker: starts the desk and makes the application."""
         appliance = self._appliance
+        self._template = ChatTemplate.from_gguf(appliance.gguf)
         self._desk = Desk(appliance.desk).start()
         self._watch = StartWatch(self._desk, self._url, self._on_start_failure)
         self._watch.start()
         log.info("listening", url=self._url, model=appliance.model.name)
-        return create_app(appliance.settings, self._desk, appliance.tokenizer, appliance.template, appliance.model)
+        return create_app(appliance.settings, self._desk, appliance.tokenizer, self._template, appliance.model)
 
     def drain(self) -> None:
         """In the worker: refuses new requests, lets running ones go on for `drain_s`, ends the engines. Blocks until then."""
-        if self._desk is not None:
-            self._desk.stop(self._appliance.settings.drain_s)
+        self._stop(self._appliance.settings.drain_s)
 
     def close(self) -> None:
-        """In the worker, as the last thing: ends what is still there, at once."""
+        """In the worker: ends every answer and every engine at once. Blocks until then; may be called again."""
+        self._stop(0.0)
+
+    def _stop(self, drain_s: float) -> None:
         if self._watch is not None:
             self._watch.stop()
         if self._desk is not None:
-            self._desk.stop(0.0)
+            self._desk.stop(drain_s)
+        if self._template is not None:
+            self._template.close()
 
     def _on_start_failure(self, sentence: str) -> None:
         print(f"tandem: {sentence}", file=sys.stderr, flush=True)
@@ -138,20 +149,29 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
 
 class _DrainingWorker(ThreadWorker):  # type: ignore[misc]
-    """On SIGTERM goes on answering until the desk has drained, so that new requests get 503 instead of silence."""
+    """Goes on answering until the desk has stopped, so that new requests get 503 instead of silence.
 
-    _drain: threading.Thread | None = None
+    gunicorn's own handlers raise out of whatever the main thread is doing, which can be inside a lock that the way out needs.
+    """
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._drain is None:
-            self._drain = threading.Thread(target=self._drain_then_exit, args=(sig, frame), name="drain", daemon=True)
-            self._drain.start()
+        """SIGTERM: running answers may go on."""
+        self._leave(self.app.drain, sig, frame)
 
-    def _drain_then_exit(self, sig: int, frame: FrameType | None) -> None:
-        try:
-            self.app.drain()
-        finally:
-            super().handle_exit(sig, frame)
+    def handle_quit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGINT or SIGQUIT: at once."""
+        self._leave(self.app.close, sig, frame)
+
+    def _leave(self, stop_desk: Callable[[], None], sig: int, frame: FrameType | None) -> None:
+        leave = super().handle_exit
+
+        def stop_then_leave() -> None:
+            try:
+                stop_desk()
+            finally:
+                leave(sig, frame)
+
+        threading.Thread(target=stop_then_leave, name="leave", daemon=True).start()
 
 
 class _OneWorkerArbiter(Arbiter):  # type: ignore[misc]

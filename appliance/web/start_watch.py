@@ -19,7 +19,7 @@ _REPORT_S = 5.0
 
 
 class StartWatch:
-    """A thread that reads the desk's status until it is ready, failed or draining. `stop` ends it."""
+    """A thread that reads the desk's status until it is ready, failed or draining, or until `stop`."""
 
     def __init__(self, desk: Desk, url: str, on_failure: Callable[[str], None]) -> None:
         """`on_failure` gets the sentence if the desk fails before it was ever ready."""
@@ -33,8 +33,8 @@ class StartWatch:
         self._thread.start()
 
     def stop(self) -> None:
+        """From any thread, also twice."""
         self._stopped.set()
-        self._thread.join()
 
     def _watch(self) -> None:
         reported_at, reported_stage = 0.0, None
