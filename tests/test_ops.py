@@ -1,0 +1,222 @@
+"""Every native operation against its slow twin, bit for bit, for every instruction set and several thread counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cuda_ext import _native as native
+from cuda_ext import reference
+from tests.op_rig import OpRig, every_isa, floats, same_bits
+
+F32_TYPE = 0
+EPS = 1e-6
+
+
+def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> NDArray[np.float32]:
+    return (rng.standard_normal(shape) * scale).astype(np.float32)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def test_every_operation_has_a_slow_twin() -> None:
+    operations = [name for name in dir(native.Recorder) if not name.startswith("_")]
+    assert operations
+    assert [name for name in operations if not callable(getattr(reference, name, None))] == []
+
+
+def test_fmaf_of_the_reference_rounds_once(rng: np.random.Generator) -> None:
+    from fractions import Fraction
+
+    for _ in range(2000):
+        a, b = (np.float32(x) for x in normal(rng, 2))
+        c = np.float32(-float(a) * float(b)) * np.float32(1 + rng.integers(-3, 4) * 2.0**-23) + np.float32(rng.standard_normal() * 1e-9)
+        exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+        nearest = np.float32(float(exact))
+        near = [np.nextafter(nearest, np.float32(-np.inf)), nearest, np.nextafter(nearest, np.float32(np.inf))]
+        best = min(abs(Fraction(float(x)) - exact) for x in near)
+        assert abs(Fraction(float(reference.fmaf(a, b, c))) - exact) == best
+
+
+@pytest.mark.parametrize("isa", every_isa())
+@pytest.mark.parametrize("width", [1, 31, 32, 96, 640, 2080])
+def test_norm_is_its_twin(isa: str, width: int, rng: np.random.Generator) -> None:
+    rig = OpRig(3, isa=isa, num_threads=2)
+    x, gamma = normal(rng, 3, width, scale=3.0), normal(rng, width)
+    out = native.RowsMemory(rig.take(3 * width * 4), None, width)
+    rig.recorder.norm(rig.give(x), rig.give(gamma), EPS, native.Rows.all, out)
+    rig.run(3)
+    assert same_bits(floats(out.values, 3, width), reference.norm(x, gamma, EPS))
+
+
+def test_norm_quantises_before_the_scale(rng: np.random.Generator) -> None:
+    width = 320
+    rig = OpRig(1)
+    x, gamma = normal(rng, 1, width), normal(rng, width)
+    out = native.RowsMemory(rig.take(width * 4), rig.take(2 * 320), width)
+    rig.recorder.norm(rig.give(x), rig.give(gamma), EPS, native.Rows.all, out)
+    rig.run(1)
+    q, d, _ = native.quantise(x[0] * gamma, float(reference.inverse_rms(x[0], EPS)))
+    groups = out.groups.bytes().reshape(2, 320)
+    assert (groups[:, :256].view(np.int8) == q).all()
+    assert (groups[:, 256:288].copy().view(np.float32) == d).all()
+
+
+def test_norm_of_the_logits_rows_takes_the_last_rows(rng: np.random.Generator) -> None:
+    rig = OpRig(5, max_logits=2)
+    x, gamma = normal(rng, 5, 32), normal(rng, 32)
+    out = native.RowsMemory(rig.take(2 * 32 * 4), None, 32)
+    rig.recorder.norm(rig.give(x), rig.give(gamma), EPS, native.Rows.logits, out)
+    rig.run(4, num_logits=2)
+    assert same_bits(floats(out.values, 2, 32), reference.norm(x[2:4], gamma, EPS))
+
+
+def test_embed_is_its_twin(rng: np.random.Generator) -> None:
+    table = normal(rng, 64, 96)
+    rig = OpRig(4)
+    out = rig.take(4 * 96 * 4)
+    rig.recorder.embed(native.Matrix.at(rig.give(table), F32_TYPE, 64, 96), out)
+    rig.run(4, tokens=[5, 63, 0, 5])
+    assert same_bits(floats(out, 4, 96), reference.embed(table, [5, 63, 0, 5]))
+
+
+def test_angles_are_their_twin() -> None:
+    frequencies = [1.0, 0.1, 1e-6]
+    rig = OpRig(3)
+    out = rig.take(3 * 6 * 4)
+    rig.recorder.angles(frequencies, 1.25, out)
+    rig.run(3, position=1000)
+    assert same_bits(floats(out, 3, 6), reference.angles(frequencies, 1.25, 1000, 3))
+
+
+@pytest.mark.parametrize("isa", every_isa())
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 3, 6), (8, 1, 40)])
+def test_rotary_and_attention_are_their_twins(isa: str, kind: type, heads: int, kv_heads: int, dim: int, rng: np.random.Generator) -> None:
+    """Positions run over tiles and over a span's end, with chunks of many rows and windows of few."""
+    rows_at = [(0, 70), (70, 3), (73, 1), (74, 200)]
+    total = 274
+    rig = OpRig(200, isa=isa, num_threads=2, context=300)
+    query, key, value = normal(rng, total, heads, dim), normal(rng, total, kv_heads, dim), normal(rng, total, kv_heads, dim)
+    gammas = normal(rng, dim), normal(rng, dim)
+    frequencies = [10.0 ** (-i / 4) for i in range(dim // 2)]
+    inputs = [rig.take(200 * n * dim * 4) for n in (heads, kv_heads, kv_heads)]
+    cache = rig.card.allocate("kv", 2 * kv_heads * 320 * dim * np.dtype(kind).itemsize)
+    kv = native.KvMemory.at(cache, native.KvType.f32 if kind is np.float32 else native.KvType.f16, kv_heads, dim, 300)
+    turned, out = rig.take(200 * dim * 4), rig.take(200 * heads * dim * 4)
+    rig.recorder.angles(frequencies, 1.0, turned)
+    rig.recorder.rotary(native.Heads(*inputs, heads, rig.give(gammas[0]), rig.give(gammas[1]), EPS, turned), kv)
+    rig.recorder.attention(inputs[0], heads, kv, dim**-0.5, rig.take(8 * heads * 2 * (dim + 2) * 4), out)
+    got = []
+    for position, rows in rows_at:
+        for view, array in zip(inputs, (query, key, value), strict=True):
+            data = np.ascontiguousarray(array[position : position + rows]).view(np.uint8).reshape(-1)
+            view.bytes()[: data.size] = data
+        rig.run(rows, position=position)
+        got.append(floats(out, rows, heads, dim))
+
+    expected_angles = reference.angles(frequencies, 1.0, 0, total)
+    rotated, keys = reference.rotary(query, key, *gammas, EPS, expected_angles, kind)
+    values = value.astype(kind).astype(np.float32)
+    some = [0, 1, 63, 64, 69, 70, 72, 73, 74, 127, 255, 256, 257, 273]
+    expected = np.stack([reference.attention(rotated[row : row + 1], keys, values, row, dim**-0.5)[0] for row in some])
+    assert same_bits(np.concatenate(got)[some], expected)
+
+
+@pytest.mark.parametrize("isa", every_isa())
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_route_is_its_twin(isa: str, sigmoid: bool, renormalise: bool, rng: np.random.Generator) -> None:
+    rows, experts, top_k = 5, 37, 4
+    logits = normal(rng, rows, experts, scale=3.0)
+    logits[1, 5] = logits[1, 30] = logits[1].max() + 1  # a tie goes to the lower id
+    rig = RoutedRig(rows, experts, top_k, isa=isa)
+    gating = native.Gating.sigmoid if sigmoid else native.Gating.softmax
+    rig.recorder.route(rig.give(logits), native.Gate(gating, renormalise, 1.5, top_k), rig.table, 0, rig.routed)
+    rig.run(rows)
+    ids, weights = reference.route(logits, top_k, sigmoid=sigmoid, renormalise=renormalise, scale=1.5)
+    assert (rig.routed_ids(rows) == ids).all()
+    assert same_bits(rig.routed_weights(rows), weights)
+
+
+def test_route_counts_uses_and_rows_by_tier(rng: np.random.Generator) -> None:
+    rows, experts, top_k = 6, 8, 3
+    logits = normal(rng, rows, experts)
+    rig = RoutedRig(rows, experts, top_k)
+    rig.make_resident(expert=2)
+    rig.recorder.route(rig.give(logits), native.Gate(native.Gating.softmax, True, 1.0, top_k), rig.table, 0, rig.routed)
+    rig.run(rows)
+    expected = np.bincount(reference.route(logits, top_k, sigmoid=False, renormalise=True, scale=1.0)[0].reshape(-1), minlength=experts)
+    assert (rig.uses.bytes()[: 4 * experts].view(np.uint32) == expected).all()
+    assert (rig.table.own_rows, rig.table.host_rows) == (expected[2], rows * top_k - expected[2])
+
+
+class RoutedRig(OpRig):
+    """With a residency table of one layer, whose blobs are float32 gate, up and down of small experts."""
+
+    WIDTH, HIDDEN = 40, 96
+
+    def __init__(self, max_rows: int, experts: int, top_k: int, *, isa: str = "auto", num_threads: int = 2, seed: int = 3) -> None:
+        super().__init__(max_rows, isa=isa, num_threads=num_threads)
+        self.max_rows = max_rows
+        self.top_k = top_k
+        blob_floats = 3 * self.WIDTH * self.HIDDEN
+        self.blobs = normal(np.random.default_rng(seed), experts, blob_floats, scale=0.1)
+        self.uses = self.card.allocate("uses", 4 * experts)
+        self.table = native.ExpertTable(1, experts, self.card.allocate("table", 4 * experts), self.uses)
+        self.table.set_layer(0, self.give(self.blobs), 4 * blob_floats)
+        self.routed = self.take(64 + 4 * _up(max_rows * top_k * 4) + _up(experts * 4) + min(experts, max_rows * top_k) * 32)
+
+    def make_resident(self, expert: int) -> None:
+        slot = self.table.add_slot(self.card.allocate("slot", self.blobs[0].nbytes))
+        self.card.wait_copied(self.card.copy(self.table.slot(slot), self.table.blob(0, expert), 0))
+        self.card.wait(self.card.update(self.table, [(0, expert, slot)]))
+
+    def routed_ids(self, rows: int) -> NDArray[np.int32]:
+        return self.routed.bytes()[64 : 64 + rows * self.top_k * 4].view(np.int32).reshape(rows, self.top_k).copy()
+
+    def routed_weights(self, rows: int) -> NDArray[np.float32]:
+        first = 64 + _up(self.program_pairs() * 4)
+        return self.routed.bytes()[first : first + rows * self.top_k * 4].view(np.float32).reshape(rows, self.top_k).copy()
+
+    def program_pairs(self) -> int:
+        return self.max_rows * self.top_k
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
+
+
+def test_a_window_beyond_the_limits_is_refused() -> None:
+    rig = OpRig(4, context=10, vocab=64)
+    with pytest.raises(ValueError, match="5 rows were given; a run has 1 to 4"):
+        rig.run(5)
+    with pytest.raises(ValueError, match="do not fit the context of 10"):
+        rig.run(4, position=7)
+    with pytest.raises(ValueError, match="token 64 is not in the vocabulary of 64"):
+        rig.run(1, tokens=[64])
+    with pytest.raises(ValueError, match="logits of 3 rows"):
+        rig.run(2, num_logits=3)
+
+
+def test_memory_that_is_too_small_is_refused_when_recording(rng: np.random.Generator) -> None:
+    rig = OpRig(4)
+    out = native.RowsMemory(rig.take(3 * 32 * 4), None, 32)
+    with pytest.raises(ValueError, match="norm: output: 512 bytes are needed, but there are 384"):
+        rig.recorder.norm(rig.give(normal(rng, 4, 32)), rig.give(normal(rng, 32)), EPS, native.Rows.all, out)
+
+
+def test_an_interrupted_run_can_be_run_again(rng: np.random.Generator) -> None:
+    rig = OpRig(2)
+    x, gamma = normal(rng, 2, 32), normal(rng, 32)
+    out = native.RowsMemory(rig.take(2 * 32 * 4), None, 32)
+    rig.recorder.norm(rig.give(x), rig.give(gamma), EPS, native.Rows.all, out)
+    rig.program.interrupt()
+    with pytest.raises(native.Interrupted):
+        rig.run(2)
+    rig.run(2)
+    assert same_bits(floats(out.values, 2, 32), reference.norm(x, gamma, EPS))
