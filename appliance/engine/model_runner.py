@@ -31,8 +31,6 @@ from appliance.protocol import LoadProgress
 from appliance.settings import Settings
 from cuda_ext import _native as native
 
-__all__ = ["LanePlace", "ModelRunner", "RunnerOptions"]
-
 REPORT_INTERVAL_S = 0.2
 Report = Callable[[LoadProgress], None]
 
@@ -81,7 +79,7 @@ class ModelRunner:
         *,
         profile: Profile,
         policy: Policy | None = None,
-        report: Report = lambda progress: None,
+        report: Report | None = None,
     ) -> None:
         """Loads, fills the cache and warms up. `policy`: None is the usual one. The runner owns `arena` from here on.
 
@@ -244,13 +242,13 @@ def _default_state_dir() -> Path:
     return Path.home() / ".local" / "state" / "tandem"
 
 
-def _reporter(report: Report, stage: str) -> Callable[[int, int], None]:
+def _reporter(report: Report | None, stage: str) -> Callable[[int, int], None]:
     """Passes progress on, at most once in `REPORT_INTERVAL_S` and at the end."""
     last_s = time.monotonic()
 
     def progress(done_bytes: int, total_bytes: int) -> None:
         nonlocal last_s
-        if done_bytes < total_bytes and time.monotonic() < last_s + REPORT_INTERVAL_S:
+        if report is None or (done_bytes < total_bytes and time.monotonic() < last_s + REPORT_INTERVAL_S):
             return
         last_s = time.monotonic()
         report(LoadProgress(stage=stage, done_bytes=done_bytes, total_bytes=total_bytes))

@@ -43,4 +43,5 @@ def _kept_share(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float64
     low = max(0.0, math.floor(pair_turning(scaling.beta_fast)))
     high = min(config.head_dim - 1.0, math.ceil(pair_turning(scaling.beta_slow)))
     ramp = (np.arange(config.head_dim // 2) - low) / max(0.001, high - low)
-    return 1.0 - np.clip(ramp, 0.0, 1.0)
+    kept: NDArray[np.float64] = 1.0 - np.clip(ramp, 0.0, 1.0)
+    return kept

@@ -1,0 +1,155 @@
+"""Placement does not change the answer: the same logit bits whatever tiers, swaps, threads, windows and instruction sets do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from appliance.engine.model_runner import ModelRunner
+from appliance.gguf_file import open_gguf
+from appliance.memory.layout import arena_layout
+from appliance.memory.policy import AlwaysSwap, blob_bytes_table
+from appliance.models.config import read_config
+from tests.arena_rig import shm_folder
+from tests.gguf_writing import ModelShape
+from tests.op_rig import every_isa, same_bits
+from tests.random_models import RandomModel, greedy, open_runner, prefill, write_random_model
+
+SHAPE = ModelShape(layers=3, hidden=256, heads=4, kv_heads=2, head_dim=32, experts=10, top_k=3, width=256, vocab=128, context=160)
+NUM_EXPERTS = SHAPE.layers * SHAPE.experts
+TYPES = {
+    "ffn_gate_exps": "Q4_K",
+    "ffn_up_exps": "Q8_0",
+    "ffn_down_exps": "Q6_K",
+    "attn_q": "Q8_0",
+    "attn_output": "Q5_1",
+    "token_embd.weight": "Q8_0",
+    "output.weight": "Q6_K",
+    "blk.1.ffn_down_exps.weight": "F16",  # a layer with blobs of another size: a slot class of its own
+}
+PROMPT = np.random.default_rng(5).integers(0, SHAPE.vocab, 75).tolist()
+CONTINUATION = np.random.default_rng(6).integers(0, SHAPE.vocab, 12).tolist()
+
+Logits = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def shm_dir() -> Iterator[Path]:
+    with shm_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
+    return write_random_model(tmp_path_factory.mktemp("models") / "placement.gguf", SHAPE, types=TYPES)
+
+
+def all_logits(runner: ModelRunner, ids: Sequence[int] = (*PROMPT, *CONTINUATION)) -> Logits:
+    """A prompt in chunks, then tokens one by one; the logits of every row."""
+    prompt = prefill(runner, ids[: len(PROMPT)], num_logits=runner.max_rows)
+    steps = [prefill(runner, [token], num_logits=1, position=len(PROMPT) + step) for step, token in enumerate(ids[len(PROMPT) :])]
+    return np.concatenate([prompt, *steps])
+
+
+@pytest.fixture(scope="module")
+def plain(model: RandomModel, shm_dir: Path) -> Logits:
+    """Nothing in slots, one thread, the portable kernels."""
+    with open_runner(model, shm_dir, isa="portable") as runner:
+        return all_logits(runner)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_resident_experts_do_not_change_a_bit(share: float, model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    with open_runner(model, shm_dir, slots=round(share * NUM_EXPERTS)) as runner:
+        assert same_bits(all_logits(runner), plain)
+        rows = runner.stats()["rows_by_tier"]
+    assert rows["own"] + rows["host"] == (len(PROMPT) + len(CONTINUATION)) * SHAPE.top_k * SHAPE.layers
+    assert rows["own"] > 0
+    assert (rows["host"] == 0) == (share == 1.0)
+
+
+def test_swaps_in_every_window_do_not_change_a_bit(model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    gguf = open_gguf(model.path)
+    policy = AlwaysSwap(blob_bytes_table(arena_layout(gguf, read_config(gguf))))
+    with open_runner(model, shm_dir, slots=9, max_swaps=5, policy=policy) as runner:
+        assert same_bits(all_logits(runner), plain)
+        assert runner.stats()["swaps"] >= len(CONTINUATION)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_threads_do_not_change_a_bit(num_threads: int, model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    with open_runner(model, shm_dir, slots=8, num_threads=num_threads) as runner:
+        assert same_bits(all_logits(runner), plain)
+
+
+def test_held_threads_do_not_change_a_bit(model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    with open_runner(model, shm_dir, slots=8, num_threads=3) as runner:
+        assert runner.hold_threads(2) == 2
+        assert same_bits(all_logits(runner), plain)
+        assert runner.hold_threads(99) == 2
+        assert runner.hold_threads(0) == 0
+        assert same_bits(all_logits(runner), plain)
+
+
+@pytest.mark.parametrize("isa", every_isa())
+def test_instruction_sets_do_not_change_a_bit(isa: str, model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    with open_runner(model, shm_dir, slots=8, isa=isa) as runner:
+        assert same_bits(all_logits(runner), plain)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 8, 9, 64, 75])
+def test_the_size_of_a_chunk_does_not_change_a_bit(chunk: int, model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    with open_runner(model, shm_dir, slots=8, chunk=chunk) as runner:
+        assert same_bits(all_logits(runner), plain)
+
+
+def test_a_reused_prefix_does_not_change_a_bit(model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    """Another continuation is computed first and then overwritten from the middle of the prompt on."""
+    with open_runner(model, shm_dir, slots=8) as runner:
+        prefill(runner, [*PROMPT[:40], *CONTINUATION, *PROMPT], num_logits=0)
+        rest = prefill(runner, PROMPT[40:], num_logits=runner.max_rows, position=40)
+    assert same_bits(rest, plain[40 : len(PROMPT)])
+
+
+def test_a_half_precision_cache_does_not_depend_on_chunks_either(model: RandomModel, shm_dir: Path) -> None:
+    with open_runner(model, shm_dir, kv_type="f16", chunk=64) as runner:
+        large = all_logits(runner)
+    with open_runner(model, shm_dir, kv_type="f16", chunk=3, slots=NUM_EXPERTS) as runner:
+        assert same_bits(all_logits(runner), large)
+
+
+def test_greedy_tokens_are_the_same_with_and_without_a_cache(model: RandomModel, shm_dir: Path) -> None:
+    with open_runner(model, shm_dir) as runner:
+        expected = greedy(runner, PROMPT, 32)
+    with open_runner(model, shm_dir, slots=NUM_EXPERTS // 2, max_swaps=4, num_threads=2) as runner:
+        assert greedy(runner, PROMPT, 32) == expected
+
+
+def test_an_interrupted_chunk_leaves_the_state_before_it(model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    from appliance.engine.generation import WindowInterruptedError
+
+    with open_runner(model, shm_dir, chunk=25) as runner:
+        prefill(runner, PROMPT[:50], num_logits=0)
+        runner.interrupt()
+        with pytest.raises(WindowInterruptedError):
+            runner.run(PROMPT[50:], 50, 0)
+        assert same_bits(prefill(runner, PROMPT[50:], num_logits=25, position=50), plain[50:75])
+
+
+def test_the_card_holds_what_the_plan_says(model: RandomModel, shm_dir: Path) -> None:
+    from appliance.engine.graph import planned_bytes
+    from appliance.memory.plan import PlanRequest, make_plan
+    from appliance.memory.workspace import WINDOW_ROWS
+    from tests.random_models import ANY_MACHINE
+
+    gguf = open_gguf(model.path)
+    config = read_config(gguf)
+    request = PlanRequest(("host:0",), SHAPE.context, 16, "f16", 7, None)
+    plan = make_plan(config, gguf.tensors, arena_layout(gguf, config), request, ANY_MACHINE).cards[0]
+    with open_runner(model, shm_dir, chunk=16, max_logits=WINDOW_ROWS, kv_type="f16", slots=7) as runner:
+        assert dict(runner.plan_bytes) == planned_bytes(plan)
+        assert runner.stats()["slots"] == runner.stats()["resident_experts"] == 7
