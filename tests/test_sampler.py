@@ -53,7 +53,7 @@ def oracle_probabilities(sampling: Sampling, logits: Logits, tokens: list[int]) 
         processors.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p > 0:
         processors.append(MinPLogitsWarper(sampling.min_p))
-    scores = processors(torch.tensor([tokens]), torch.from_numpy(logits.copy())[None])
+    scores = processors(torch.LongTensor([tokens]), torch.from_numpy(logits.copy())[None])
     return torch.softmax(scores[0].double(), dim=-1).numpy()
 
 
@@ -141,7 +141,7 @@ def test_of_equal_logits_top_k_and_top_p_keep_the_lower_ids() -> None:
 )
 def test_drawn_tokens_follow_their_probabilities(sampling: Sampling) -> None:
     """Pearson's chi-square; a fair sampler fails it once in a thousand seeds, and this seed is fixed."""
-    logits = random_logits(12, 8) / 2
+    logits = random_logits(12, 8) / np.float32(2)
     expected = probabilities(sampling, logits, [0])
     num_draws = 5000
     sampler = Sampler(sampling, 12, [0])
