@@ -14,6 +14,7 @@ constexpr uint32_t kTiny = 0x0d800000;      // 2^-100: a block without a larger 
 constexpr uint32_t kInfinity = 0x7f800000;  // bits of magnitudes from here on are not finite
 constexpr uint32_t kNan = 0x7fc00000;
 constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds |x| < 2^22 to an integer, ties to even
+constexpr uint32_t kRoundBits = 0x4b400000;
 
 TANDEM_HD int round_int(float x) {
     return static_cast<int>(float_bits(add(x, kRound)) - float_bits(kRound));
@@ -86,20 +87,23 @@ TANDEM_HD float tree_of_lanes(float* sums) {
 
 // ---- activation function ----
 
-// exp of x clamped to [-87, 88]; relative error at most 1.2e-7. Cody-Waite reduction, polynomial of degree 7.
+constexpr float kExpLog2e = 1.44269504f;
+constexpr float kExpLn2High = 0.693359375f;    // few bits: n * this is exact
+constexpr float kExpLn2Low = -2.12194440e-4f;  // ln 2 less that
+constexpr float kExpPoly[6] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                               4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+
+// exp of x clamped to [-87, 88]; relative error at most 1.2e-7. Cody and Waite's reduction by ln 2 in two parts, then a polynomial.
 TANDEM_HD float exp_clamped(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
-    const float shifted = fma(x, 1.44269504f, kRound);
+    const float shifted = fma(x, kExpLog2e, kRound);  // n is in its lowest bits
     const float n = add(shifted, -kRound);
-    const float r = fma(n, 2.12194440e-4f, fma(n, -0.693359375f, x));
-    float p = fma(1.9875691500e-4f, r, 1.3981999507e-3f);
-    p = fma(p, r, 8.3334519073e-3f);
-    p = fma(p, r, 4.1665795894e-2f);
-    p = fma(p, r, 1.6666665459e-1f);
-    p = fma(p, r, 5.0000001201e-1f);
+    const float r = fma(n, -kExpLn2Low, fma(n, -kExpLn2High, x));
+    float p = kExpPoly[0];
+    for (int i = 1; i < 6; i++) p = fma(p, r, kExpPoly[i]);
     p = fma(p, mul(r, r), add(r, 1.0f));
-    const uint32_t exponent = float_bits(shifted) - float_bits(kRound) + 127;
+    const uint32_t exponent = float_bits(shifted) - kRoundBits + 127;
     return mul(p, bits_float(exponent << 23));
 }
 TANDEM_HD float swiglu_value(float gate, float up) {

@@ -89,6 +89,10 @@ const char* isa_name(Isa isa) {
 }
 
 const RowKernels& row_kernels([[maybe_unused]] Isa isa) {
+#ifdef TANDEM_X86
+    if (isa == Isa::avx512) return kRowKernelsAvx512;
+    if (isa == Isa::avx2) return kRowKernelsAvx2;
+#endif
     return kRowKernelsPortable;
 }
 

@@ -5,5 +5,9 @@
 namespace tandem::quant {
 
 extern const RowKernels kRowKernelsPortable;
+#ifdef TANDEM_X86
+extern const RowKernels kRowKernelsAvx2;
+extern const RowKernels kRowKernelsAvx512;
+#endif
 
 }  // namespace tandem::quant

@@ -1,0 +1,44 @@
+// The row kernels for AVX2, FMA and F16C.
+#ifdef TANDEM_X86
+#include "quant/row_versions.h"
+#include "quant/x86/kernels.h"
+
+namespace tandem::quant {
+namespace {
+
+// Sums of two products in sixteen int16; |weights| * 127 * 2 fits.
+template <class D>
+TANDEM_INLINE __m256i pairs(const Super& weights, const ActGroup& x, int j) {
+    const __m256i q = _mm256_load_si256(reinterpret_cast<const __m256i*>(x.q + kBlock * j));
+    const __m256i w = weights.w[j];
+    if constexpr (D::is_signed) return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
+    return _mm256_maddubs_epi16(w, q);
+}
+
+// Small weights: sums of eight products still fit int16.
+TANDEM_INLINE __m256i add_small(__m256i a, __m256i b, __m256i c, __m256i d) {
+    const __m256i ab = _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    const __m256i cd = _mm256_add_epi16(_mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d));
+    return _mm256_madd_epi16(_mm256_add_epi16(even_units(ab, cd), odd_units(ab, cd)), _mm256_set1_epi16(1));
+}
+TANDEM_INLINE __m256i add_large(__m256i a, __m256i b, __m256i c, __m256i d) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return transpose_add(_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one), _mm256_madd_epi16(c, one),
+                         _mm256_madd_epi16(d, one));
+}
+
+template <class D>
+TANDEM_INLINE Dots dots(const Super& weights, const ActGroup& x) {
+    __m256i p[kBlocks];
+#pragma GCC unroll 8
+    for (int j = 0; j < kBlocks; j++) p[j] = pairs<D>(weights, x, j);
+    if constexpr (8 * 127 * D::largest <= 32767) return {add_small(p[0], p[1], p[2], p[3]), add_small(p[4], p[5], p[6], p[7])};
+    return {add_large(p[0], p[1], p[2], p[3]), add_large(p[4], p[5], p[6], p[7])};
+}
+
+}  // namespace
+
+const RowKernels kRowKernelsAvx2 = {quantise, dot, swiglu};
+
+}  // namespace tandem::quant
+#endif

@@ -1,0 +1,71 @@
+// Vector pieces shared by the AVX2 and the AVX-512 row kernels.
+//
+// The headers of this folder are compiled once per instruction set: only row_avx2.cpp and row_avx512.cpp include them, and
+// everything is in an anonymous namespace so that neither copy can stand in for the other.
+#pragma once
+#include <immintrin.h>
+
+#include "quant/arithmetic.h"
+
+#define TANDEM_INLINE inline __attribute__((always_inline))
+
+namespace tandem::quant {
+namespace {
+
+TANDEM_INLINE __m256i load256(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+TANDEM_INLINE __m128i load128(const void* p) {
+    return _mm_loadu_si128(static_cast<const __m128i*>(p));
+}
+TANDEM_INLINE uint64_t load_u64(const uint8_t* p) {
+    return load_u32(p) | static_cast<uint64_t>(load_u32(p + 4)) << 32;
+}
+
+// Eight bytes, or the low and high halves of sixteen int16 pairs, as floats.
+TANDEM_INLINE __m256 floats_of_u8(uint64_t bytes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes))));
+}
+TANDEM_INLINE __m256 floats_of_even_i16(__m256i v) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 16), 16));
+}
+TANDEM_INLINE __m256 floats_of_odd_i16(__m256i v) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(v, 16));
+}
+TANDEM_INLINE __m256 broadcast_f16(const uint8_t* p) {
+    return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(load_u16(p))));
+}
+
+// Sixteen bytes as their low nibbles, then their high ones.
+TANDEM_INLINE __m256i split_nibbles(__m128i v) {
+    return _mm256_and_si256(_mm256_inserti128_si256(_mm256_castsi128_si256(v), _mm_srli_epi16(v, 4), 1), _mm256_set1_epi8(15));
+}
+// 32 bits as bytes of 0 or -1.
+TANDEM_INLINE __m256i masks_of_bits(uint32_t bits) {
+    const __m256i spread =
+        _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    const __m256i select = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
+    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), spread);
+    return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, select), select);
+}
+
+TANDEM_INLINE __m128i low_half(__m256i v) {
+    return _mm256_castsi256_si128(v);
+}
+TANDEM_INLINE __m128i high_half(__m256i v) {
+    return _mm256_extracti128_si256(v, 1);
+}
+TANDEM_INLINE __m256i join_halves(__m128i low, __m128i high) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+
+// Within each 128-bit lane, elements 0, 2 or 1, 3 (of 32 bits) of a, then of b.
+TANDEM_INLINE __m256i even_units(__m256i a, __m256i b) {
+    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0x88));
+}
+TANDEM_INLINE __m256i odd_units(__m256i a, __m256i b) {
+    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0xdd));
+}
+
+}  // namespace
+}  // namespace tandem::quant
