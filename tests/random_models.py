@@ -69,7 +69,7 @@ def write_random_model(
     content = model_content(shape, types=types, seed=seed)
     rng = np.random.default_rng(seed)
     for tensor in content.tensors:
-        tensor.data = _weights(tensor.name, tensor.shape, tensor.type_id, rng)
+        tensor.data = _weights(tensor.name, tensor.shape, tensor.type_id, rng, tied=tied)
     if fused:
         content = _with_fused_gate_up(content, shape)
     if tied:
@@ -79,12 +79,12 @@ def write_random_model(
     return RandomModel(written, shape)
 
 
-def _weights(name: str, shape: tuple[int, ...], type_id: int, rng: np.random.Generator) -> bytes:
+def _weights(name: str, shape: tuple[int, ...], type_id: int, rng: np.random.Generator, *, tied: bool) -> bytes:
     kind = next(kind for kind in TYPES_BY_NAME.values() if kind.type_id == type_id)
     num_values = int(np.prod(shape))
     if name.endswith("norm.weight"):
         return (1.0 + 0.1 * rng.standard_normal(num_values)).astype(np.float32).tobytes()
-    gain = ROUTER_GAIN if "ffn_gate_inp" in name else shape[0] ** 0.5 if name == "token_embd.weight" else 1.0
+    gain = ROUTER_GAIN if "ffn_gate_inp" in name else shape[0] ** 0.5 if name == "token_embd.weight" and not tied else 1.0
     return random_rows(kind, num_values, rng, gain / shape[0] ** 0.5)
 
 
@@ -102,8 +102,8 @@ def _with_fused_gate_up(content: GgufContent, shape: ModelShape) -> GgufContent:
 
 
 def _tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
-    """As much of a byte-level tokenizer as llama.cpp wants to see."""
-    tokens = (_byte_level_alphabet() + [f"<pad{index}>" for index in range(vocab)])[:vocab]
+    """As much of a tokenizer as llama.cpp wants to see. Every token is whole characters, so that it reports each by itself."""
+    tokens = [*map(chr, range(33, 127)), "Ġ", "Ċ", *(f"<pad{index}>" for index in range(vocab))][:vocab]
     return {
         "tokenizer.ggml.model": (STRING, "gpt2"),
         "tokenizer.ggml.pre": (STRING, "qwen2"),
@@ -113,12 +113,6 @@ def _tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
         "tokenizer.ggml.eos_token_id": (U32, vocab - 1),
         "tokenizer.ggml.add_bos_token": (BOOL, False),
     }
-
-
-def _byte_level_alphabet() -> list[str]:
-    """GPT-2's 256 printable stand-ins for bytes."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    return [chr(byte) for byte in printable] + [chr(256 + index) for index in range(256 - len(printable))]
 
 
 @contextmanager
@@ -240,14 +234,21 @@ def transformers_logits(built: object, ids: Sequence[int]) -> NDArray[np.float32
     return logits
 
 
-def greedy(runner: ModelRunner, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What the runner continues with, one row per window."""
-    logits = prefill(runner, prompt, num_logits=1)
-    answer = [int(logits[-1].argmax())]
+def greedy(runner: ModelRunner, prompt: Sequence[int], num_tokens: int, banned: int | None = None) -> list[int]:
+    """What the runner continues with, one row per window; never `banned`."""
+    answer = [_likeliest(prefill(runner, prompt, num_logits=1)[-1], banned)]
     for step in range(num_tokens - 1):
+        logits = runner.run([answer[-1]], len(prompt) + step, 1)[-1]
+        answer.append(_likeliest(logits, banned))
         runner.between_windows()
-        answer.append(int(runner.run([answer[-1]], len(prompt) + step, 1)[-1].argmax()))
     return answer
+
+
+def _likeliest(logits: NDArray[np.float32], banned: int | None) -> int:
+    allowed = logits.copy()
+    if banned is not None:
+        allowed[banned] = -np.inf
+    return int(allowed.argmax())
 
 
 def prefill(
@@ -285,7 +286,7 @@ p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
 p.cache_type_k = p.cache_type_v = x.ggml_type.GGML_TYPE_F32
 server = x.Server(p)
 answer = server.handle_completions({"prompt": request["ids"], "n_predict": request["num_tokens"], "temperature": 0,
-                                    "n_probs": request["top"], "ignore_eos": False, "cache_prompt": False, "return_tokens": True})
+                                    "n_probs": request["top"], "ignore_eos": True, "cache_prompt": False, "return_tokens": True})
 print("RESULT " + json.dumps(answer["choices"][0]["logprobs"]["content"]))
 sys.stdout.flush()
 """
@@ -300,7 +301,7 @@ class LlamaAnswer:
 
 
 def llama_answer(model: RandomModel, prompt: Sequence[int], num_tokens: int, top: int = 20) -> LlamaAnswer:
-    """llama.cpp in a process of its own, with flash attention off and a float32 cache."""
+    """llama.cpp in a process of its own, with flash attention off and a float32 cache. It never says the last token, its end of text."""
     import subprocess
 
     request = {"path": str(model.path), "context": model.shape.context, "ids": list(prompt), "num_tokens": num_tokens, "top": top}
