@@ -4,119 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from appliance.protocol import EVENT, Event, Fatal, Finished, FinishReason, Generate, Ready, Started, Tokens, line
-from appliance.protocol import Word as W
+from appliance.protocol import Fatal, Finished, FinishReason, Generate, Ready, Started, Tokens, Word, line
+from tests.engine_rig import DEADLINE_S, ROOT, EngineProcess
 from tests.fakes_engine import FakeModel, fake_engine_argv, greedy_answer
 
-ROOT = Path(__file__).resolve().parent.parent
-DEADLINE_S = 30.0
 PROMPT = [3, 1, 4, 1, 5]
-
-
-class EngineProcess:
-    """A child process, a thread that reads its stdout, and deadlines on everything."""
-
-    def __init__(self, argv: list[str]) -> None:
-        self._process = subprocess.Popen(
-            argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._errors = bytearray()
-        self._threads = [threading.Thread(target=self._read_lines), threading.Thread(target=self._read_errors)]
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def send(self, text: str) -> None:
-        self._stdin.write(text.encode())
-        self._stdin.flush()
-
-    def generate(self, max_tokens: int, request_id: str = "a", **fields: object) -> None:
-        request = Generate.model_validate({"id": request_id, "prompt": PROMPT, "max_tokens": max_tokens, **fields})
-        self.send(line(W.GEN, request))
-
-    def next_line(self) -> str | None:
-        """The next line, or None at the end."""
-        return self._lines.get(timeout=DEADLINE_S)
-
-    def wait_for(self, word: W) -> str:
-        """The rest of the next line that begins with `word`."""
-        while (text := self.next_line()) is not None:
-            if text.startswith(f"{word} "):
-                return text.removeprefix(f"{word} ")
-        raise AssertionError(f"the engine ended without {word}; its stderr: {self.errors()}")
-
-    def wait_until(self, is_wanted: Callable[[Event], bool]) -> Event:
-        while not is_wanted(event := EVENT.validate_json(self.wait_for(W.EV))):
-            pass
-        return event
-
-    def answer(self) -> list[int]:
-        """Token ids up to the terminal event."""
-        tokens: list[int] = []
-        while not isinstance(event := EVENT.validate_json(self.wait_for(W.EV)), Finished):
-            tokens += event.ids if isinstance(event, Tokens) else []
-        return tokens
-
-    def rest(self) -> list[str]:
-        """All lines up to the end."""
-        lines = []
-        while (text := self.next_line()) is not None:
-            lines.append(text)
-        return lines
-
-    def close_stdin(self) -> None:
-        self._stdin.close()
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def exit_code(self) -> int:
-        return self._process.wait(DEADLINE_S)
-
-    def errors(self) -> str:
-        """Everything it wrote to stderr; waits for its end."""
-        self._threads[1].join(DEADLINE_S)
-        return self._errors.decode()
-
-    def clean_up(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for thread in self._threads:
-            thread.join(DEADLINE_S)
-        for stream in (self._stdin, self._stdout, self._stderr):
-            try:
-                stream.close()
-            except BrokenPipeError:  # what a test wrote to a dead engine
-                continue
-
-    def _read_lines(self) -> None:
-        for raw in self._stdout:
-            self._lines.put(raw.decode().rstrip("\n"))
-        self._lines.put(None)
-
-    def _read_errors(self) -> None:
-        self._errors += self._stderr.read()
 
 
 Start = Callable[..., EngineProcess]
@@ -138,10 +40,10 @@ def start() -> Iterator[Start]:
 
 def test_an_engine_loads_answers_and_ends_with_its_input(start: Start) -> None:
     engine = start("--load-s", "0.1", "--context", "100", "--slots", "5", "--card", "host:1")
-    assert json.loads(engine.wait_for(W.LOAD))["stage"] == "dense"
-    ready = Ready.model_validate_json(engine.wait_for(W.READY))
+    assert json.loads(engine.wait_for(Word.LOAD))["stage"] == "dense"
+    ready = Ready.model_validate_json(engine.wait_for(Word.READY))
     assert (ready.pid, ready.card, ready.context, ready.slots) == (engine.pid, "host:1", 100, 5)
-    engine.generate(4)
+    engine.generate(PROMPT, 4)
     assert engine.answer() == greedy_answer(FakeModel(), PROMPT, 4)
     engine.close_stdin()
     assert engine.exit_code() == 0
@@ -150,7 +52,7 @@ def test_an_engine_loads_answers_and_ends_with_its_input(start: Start) -> None:
 
 def test_a_cancel_ends_a_long_answer_at_once(start: Start) -> None:
     engine = start("--window-ms", "5")
-    engine.generate(4000)
+    engine.generate(PROMPT, 4000)
     engine.wait_until(lambda event: isinstance(event, Tokens))
     cancelled_at = time.monotonic()
     engine.send("CANCEL a\n")
@@ -162,7 +64,7 @@ def test_a_cancel_ends_a_long_answer_at_once(start: Start) -> None:
 
 def test_a_cancel_does_not_wait_for_a_long_chunk(start: Start) -> None:
     engine = start("--chunk-ms", "600000")
-    engine.generate(10)
+    engine.generate(PROMPT, 10)
     engine.wait_until(lambda event: isinstance(event, Started))
     cancelled_at = time.monotonic()
     engine.send("CANCEL a\n")
@@ -172,14 +74,14 @@ def test_a_cancel_does_not_wait_for_a_long_chunk(start: Start) -> None:
 
 def test_lines_that_came_while_loading_are_obeyed_afterwards(start: Start) -> None:
     engine = start("--load-s", "0.2")
-    engine.generate(2)
-    engine.wait_for(W.READY)
+    engine.generate(PROMPT, 2)
+    engine.wait_for(Word.READY)
     assert len(engine.answer()) == 2
 
 
 def test_what_libraries_print_comes_out_on_stderr(start: Start) -> None:
     engine = start("--print", "a library says hello")
-    engine.wait_for(W.READY)
+    engine.wait_for(Word.READY)
     engine.close_stdin()
     assert engine.rest() == []
     assert "a library says hello" in engine.errors()
@@ -187,25 +89,25 @@ def test_what_libraries_print_comes_out_on_stderr(start: Start) -> None:
 
 def test_a_failed_start_is_one_fatal_line_and_exit_code_1(start: Start) -> None:
     engine = start("--load-error", "the card has no memory left")
-    assert Fatal.model_validate_json(engine.wait_for(W.FATAL)) == Fatal(code="engine_error", text="the card has no memory left")
+    assert Fatal.model_validate_json(engine.wait_for(Word.FATAL)) == Fatal(code="engine_error", text="the card has no memory left")
     assert engine.rest() == []
     assert engine.exit_code() == 1
 
 
 def test_a_card_that_fails_ends_the_request_first_and_then_the_process(start: Start) -> None:
     engine = start("--fail-at", "7")
-    engine.generate(50)
+    engine.generate(PROMPT, 50)
     finished = engine.wait_until(lambda event: isinstance(event, Finished))
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.error_code) == (FinishReason.ERROR, "engine_error")
-    assert Fatal.model_validate_json(engine.wait_for(W.FATAL)).text == "the fake card failed"
+    assert Fatal.model_validate_json(engine.wait_for(Word.FATAL)).text == "the fake card failed"
     assert engine.rest() == []
     assert engine.exit_code() == 3
 
 
 def test_the_input_may_end_while_a_request_runs(start: Start) -> None:
     engine = start("--window-ms", "5")
-    engine.generate(4000)
+    engine.generate(PROMPT, 4000)
     engine.wait_until(lambda event: isinstance(event, Tokens))
     engine.close_stdin()
     finished = engine.wait_until(lambda event: isinstance(event, Finished))
@@ -216,14 +118,14 @@ def test_the_input_may_end_while_a_request_runs(start: Start) -> None:
 
 def test_the_input_may_end_while_the_engine_loads(start: Start) -> None:
     engine = start("--load-s", "600")
-    engine.wait_for(W.LOAD)
+    engine.wait_for(Word.LOAD)
     engine.close_stdin()
     assert engine.exit_code() == 0
 
 
 def test_an_engine_that_hangs_still_ends_with_its_input(start: Start) -> None:
     engine = start("--hang-at", "6")
-    engine.generate(50)
+    engine.generate(PROMPT, 50)
     engine.wait_until(lambda event: isinstance(event, Tokens))
     engine.close_stdin()
     assert engine.exit_code() == 0
@@ -231,15 +133,15 @@ def test_an_engine_that_hangs_still_ends_with_its_input(start: Start) -> None:
 
 def test_ctrl_c_is_left_to_the_desk(start: Start) -> None:
     engine = start()
-    engine.wait_for(W.READY)
+    engine.wait_for(Word.READY)
     engine.signal(signal.SIGINT)
-    engine.generate(2)
+    engine.generate(PROMPT, 2)
     assert len(engine.answer()) == 2
 
 
 def test_sigterm_ends_an_engine(start: Start) -> None:
     engine = start()
-    engine.wait_for(W.READY)
+    engine.wait_for(Word.READY)
     engine.signal(signal.SIGTERM)
     assert engine.exit_code() == -signal.SIGTERM
 
@@ -267,7 +169,7 @@ def test_a_desk_that_reads_late_gets_every_line() -> None:
         assert engine.stdin is not None
         assert engine.stdout is not None
         request = Generate(id="a", prompt=PROMPT, max_tokens=1500, top_logprobs=5)
-        engine.stdin.write(line(W.GEN, request).encode() + b"STATS\n" * 2000)
+        engine.stdin.write(line(Word.GEN, request).encode() + b"STATS\n" * 2000)
         engine.stdin.flush()
         wait_until_full(engine.stdout.fileno())
         lines: list[str] = []
@@ -297,7 +199,7 @@ def test_a_desk_that_only_closes_its_reading_end_ends_the_engine() -> None:
     with subprocess.Popen(fake_engine_argv("--window-ms", "1"), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
         assert engine.stdin is not None
         assert engine.stdout is not None
-        engine.stdin.write(line(W.GEN, Generate(id="a", prompt=PROMPT, max_tokens=4000)).encode())
+        engine.stdin.write(line(Word.GEN, Generate(id="a", prompt=PROMPT, max_tokens=4000)).encode())
         engine.stdin.flush()
         while b"tokens" not in engine.stdout.readline():
             pass
@@ -326,9 +228,9 @@ def test_a_wrong_command_line_is_exit_code_2(options: list[str]) -> None:
 
 def test_started_tells_the_number_of_cached_tokens(start: Start) -> None:
     engine = start()
-    engine.generate(3)
+    engine.generate(PROMPT, 3)
     engine.answer()
-    engine.generate(3, "b")
+    engine.generate(PROMPT, 3, "b")
     started = engine.wait_until(lambda event: isinstance(event, Started))
     assert isinstance(started, Started)
     assert (started.id, started.cached_tokens) == ("b", len(PROMPT) - 1)
