@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,25 +99,33 @@ def learn(path: Path, layout: ArenaLayout, fingerprint: str, counts: FloatTable,
 
     Raises OSError if the folder cannot be written; the old file is then as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _writing(path):
         merged = load_profile(path, layout, fingerprint).learned(counts, rows)
-        write_profile(path, merged)
+        _replace(path, merged)
     return merged
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Replaces the file as a whole. Raises OSError if it cannot be written."""
+    """Replaces the file. Raises OSError if it cannot be written; the old file is then as it was."""
+    with _writing(path):
+        _replace(path, profile)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """One writer at a time, across processes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _replace(path: Path, profile: Profile) -> None:
+    """The new file has always the same name until it is renamed, so a writer that dies leaves at most one, for the next to use."""
     content = {"version": VERSION, "fingerprint": profile.fingerprint, "uses": np.round(profile.uses, _DECIMALS).tolist()}
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, separators=(",", ":"))
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
+    new.replace(path)
 
 
 def _table(path: Path, uses: object, shape: tuple[int, ...]) -> FloatTable:
