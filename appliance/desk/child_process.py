@@ -10,7 +10,6 @@ that floods can hold up the desk, and a death is noticed at once, by the process
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -21,13 +20,12 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from appliance.desk.child_log import ChildLog
 from appliance.desk.inputs import Ending
 from appliance.desk.line_splitter import LineSplitter
 from appliance.protocol import MAX_LINE_BYTES
 
 _READ_BYTES = 64 * 1024
-_LONGEST_LOG_LINE_BYTES = 16 * 1024
-_LONGEST_LAST_WORDS = 500
 _CLOSED_STDOUT_GRACE_S = 1.0
 
 _log = structlog.get_logger()
@@ -55,9 +53,10 @@ class ChildProcess:
         self._closes_stdin = False
         self._signals: list[tuple[float, signal.Signals]] = []
         """(when, which), in order."""
-        self._last_words: str | None = None
+        self._fault: str | None = None
+        """What the desk found wrong with it."""
         self._stdout = LineSplitter(MAX_LINE_BYTES)
-        self._stderr = LineSplitter(_LONGEST_LOG_LINE_BYTES)
+        self._stderr = ChildLog(name)
         with contextlib.ExitStack() as undo:
             self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._wakeup)
@@ -128,14 +127,15 @@ class ChildProcess:
             ready = {key.fd for key, _ in selector.select(self._send_due_signals())}
             if self._wakeup in ready:
                 os.eventfd_read(self._wakeup)
-            for descriptor, take in ((stdout, self._take_stdout), (stderr, self._take_stderr)):
-                if descriptor in ready and not _read_once(descriptor, take):
-                    selector.unregister(descriptor)
-                    self._expect_end()
+            if stdout in ready and not _read_once(stdout, self._take_stdout):
+                selector.unregister(stdout)
+                self._expect_end()
+            if stderr in ready and not _read_once(stderr, self._stderr.take):
+                selector.unregister(stderr)
             if self._pidfd in ready:
                 _read_rest(stdout, self._take_stdout)
-                _read_rest(stderr, self._take_stderr)
-                self._take_stderr(b"\n")
+                _read_rest(stderr, self._stderr.take)
+                self._stderr.take(b"\n")
                 return
 
     def _pipes(self) -> tuple[int, int, int]:
@@ -174,7 +174,7 @@ class ChildProcess:
             return self._signals[0][0] - now if self._signals else None
 
     def _expect_end(self) -> None:
-        """Its pipe ended, so it should: what no longer speaks is of no use."""
+        """Its stdout ended, so it should: what no longer speaks is of no use."""
         with self._lock:
             if not self._signals:
                 self._signals = [(time.monotonic() + _CLOSED_STDOUT_GRACE_S, signal.SIGKILL)]
@@ -182,28 +182,10 @@ class ChildProcess:
     def _take_stdout(self, data: bytes) -> None:
         for text in self._stdout.feed(data):
             if text is None:
-                self._last_words = f"it wrote a line of more than {MAX_LINE_BYTES} bytes"
+                self._fault = f"it wrote a line of more than {MAX_LINE_BYTES} bytes"
                 self.kill()
             else:
                 self._on_line(self, text)
-
-    def _take_stderr(self, data: bytes) -> None:
-        for text in self._stderr.feed(data):
-            if text and text.strip():
-                self._last_words = self._log_line(text)[:_LONGEST_LAST_WORDS]
-
-    def _log_line(self, text: str) -> str:
-        """Passes a line of the child's log on, as it was meant if it is one of our own. Returns its message."""
-        try:
-            fields = json.loads(text)
-            message, level = str(fields.pop("event")), str(fields.pop("level"))
-            fields.pop("timestamp", None)
-        except (ValueError, KeyError, AttributeError, TypeError):
-            _log.info(text.strip(), lane=self.name)
-            return text.strip()
-        known = level if level in ("debug", "info", "warning", "error", "critical") else "info"
-        getattr(_log, known)(message, **{**{str(key): value for key, value in fields.items()}, "lane": self.name})
-        return message
 
     def _reap(self) -> Ending:
         with self._lock:
@@ -215,9 +197,8 @@ class ChildProcess:
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-        if code < 0:
-            return Ending(signal=-code, last_words=self._last_words)
-        return Ending(exit_code=code, last_words=self._last_words)
+        last_words = self._fault or self._stderr.last_words
+        return Ending(signal=-code, last_words=last_words) if code < 0 else Ending(exit_code=code, last_words=last_words)
 
     def _wake(self) -> None:
         with self._lock:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
-
-from appliance.errors import SettingsError
-from appliance.memory.limits import usable_cores
-from appliance.settings import Settings, parse_cards
 
 LANE_NAMES = ("lead", "helper")
 
@@ -57,22 +52,3 @@ class DeskConfig:
     max_queue: int = 64
     """Requests that may wait."""
     limits: Limits = field(default_factory=Limits)
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> DeskConfig:
-        """The real processes. `settings` must name a model and its cards: `auto` is resolved before.
-
-        Raises SettingsError if it does not.
-        """
-        if settings.model is None or settings.cards == "auto":
-            raise SettingsError(f"model ({settings.model}) and cards ({settings.cards}) must be chosen before the desk starts")
-        cards = parse_cards(settings.cards)
-        threads = settings.pool_threads or max(1, usable_cores() // len(cards))
-        python = (sys.executable, "-m")
-        loader = (*python, "appliance.memory.loader", "--model", str(settings.model), "--shm-dir", str(settings.shm_dir))
-        engine = (*python, "appliance.engine.process", "--settings", settings.model_dump_json(), "--threads", str(threads))
-        lanes = tuple(
-            LaneConfig(name, card, (*engine, "--card", card, "--lane", name, "--share", f"{index}/{len(cards)}"))
-            for index, (name, card) in enumerate(zip(LANE_NAMES, cards, strict=False))
-        )
-        return cls(lanes, loader, settings.max_queue)

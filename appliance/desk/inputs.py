@@ -16,7 +16,7 @@ class Ending:
     exit_code: int | None = None
     signal: int | None = None
     last_words: str | None = None
-    """Its last line on stderr, or what the desk found wrong with it."""
+    """What it complained of last, or what the desk found wrong with it."""
 
     def sentence(self, who: str) -> str:
         """`engine lead ended with exit code 1: last words`."""
