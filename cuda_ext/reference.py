@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,14 @@ from numpy.typing import NDArray
 F32 = np.float32
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Dot = Callable[[Floats, Floats], Floats]
+"""Rows of weights [num, columns] and one input [columns] -> [num], in the order of some weight type."""
 
 KV_TILE = 64
 ATTENTION_SPAN = 256
 _CHAINS = 32
+_BLOCK = 32
+_SMALLEST = F32(2.0**-100)
 
 # ---- arithmetic ----
 
@@ -75,7 +80,43 @@ def inverse_rms(x: Floats, eps: float) -> np.float32:
     return F32(1) / np.sqrt(acc[0] / F32(x.size) + F32(eps))
 
 
+def silu_times(gate: Floats, up: Floats) -> Floats:
+    """silu(gate) * up."""
+    return (gate / (F32(1) + exp(-gate))) * up
+
+
+def dot_floats(weights: Floats, x: Floats) -> Floats:
+    """Float weights: 32 chains of fmaf, then the tree 16, 8, 4, 2, 1."""
+    acc = np.zeros((len(weights), _CHAINS), F32)
+    for first in range(0, x.size, _CHAINS):
+        part = slice(first, min(first + _CHAINS, x.size))
+        width = part.stop - part.start
+        acc[:, :width] = fmaf(weights[:, part], x[part], acc[:, :width])
+    half = _CHAINS // 2
+    while half:
+        acc[:, :half] += acc[:, half : 2 * half]
+        half //= 2
+    return acc[:, 0]
+
+
 # ---- operations ----
+
+
+def quantise(x: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Rows [rows, width] as int8 [rows, width] and block scales [rows, width / 32]."""
+    blocks = x.reshape(len(x), -1, _BLOCK)
+    amax = np.abs(blocks).max(-1)
+    is_zero = amax < _SMALLEST
+    safe = np.where(is_zero, F32(1), amax)
+    q = np.rint(blocks * (F32(127) / safe)[..., None])
+    q[is_zero] = 0
+    return q.astype(np.int8).reshape(x.shape), np.where(is_zero, F32(0), amax / F32(127))
+
+
+def matmul(x: Floats, weights: Floats, residual: Floats | None = None, dot: Dot = dot_floats) -> Floats:
+    """[rows, weight rows]: residual + x . weights, or without a residual the product alone."""
+    product = np.stack([dot(weights, row) for row in x])
+    return product if residual is None else residual + product
 
 
 def angles(frequencies: Sequence[float], magnitude: float, position: int, num_rows: int) -> Floats:
@@ -179,9 +220,23 @@ def route(logits: Floats, top_k: int, *, sigmoid: bool, renormalise: bool, scale
     return ids, weights
 
 
-def combine(weights: Floats, rows: Floats, residual: Floats) -> Floats:
-    """One token: residual + sum of weights[k] * rows[k], in the order of the routed list."""
-    total = np.zeros(rows.shape[1], F32)
-    for weight, row in zip(weights, rows, strict=True):
-        total = fmaf(weight, row, total)
-    return residual + total
+@dataclass(frozen=True)
+class ExpertWeights:
+    """gate and up [width, hidden], down [hidden, width]."""
+
+    gate: Floats
+    up: Floats
+    down: Floats
+
+
+def experts(x: Floats, ids: Ints, weights: Floats, blobs: Sequence[ExpertWeights], residual: Floats, dot: Dot = dot_floats) -> Floats:
+    """Rows [rows, hidden]: residual + the weighted rows of each row's routed list, summed in its order by fmaf."""
+    out = np.empty_like(residual)
+    for row, (chosen, shares) in enumerate(zip(ids, weights, strict=True)):
+        total = np.zeros(residual.shape[1], F32)
+        for expert, share in zip(chosen, shares, strict=True):
+            blob = blobs[expert]
+            hidden = silu_times(dot(blob.gate, x[row]), dot(blob.up, x[row]))
+            total = fmaf(share, dot(blob.down, hidden), total)
+        out[row] = residual[row] + total
+    return out

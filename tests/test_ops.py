@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from appliance.memory.workspace import routed_bytes
 from cuda_ext import _native as native
 from cuda_ext import reference
+from tests.gguf_writing import TYPES_BY_NAME, random_rows
 from tests.op_rig import OpRig, every_isa, floats, same_bits
 
 F32_TYPE = 0
@@ -143,6 +145,92 @@ def test_route_is_its_twin(isa: str, sigmoid: bool, renormalise: bool, rng: np.r
     assert same_bits(rig.routed_weights(rows), weights)
 
 
+@pytest.mark.parametrize("width", [32, 96, 640])
+def test_quantise_is_its_twin(width: int, rng: np.random.Generator) -> None:
+    rig = OpRig(3, num_threads=2)
+    x = normal(rng, 3, width)
+    x[1, :32], x[2, 7] = 0.0, 1e20
+    num_groups = -(-width // 256)
+    groups = rig.take(3 * num_groups * 320)
+    rig.recorder.quantise(native.RowsMemory(rig.give(x), groups, width))
+    rig.run(3)
+    q, d = reference.quantise(x)
+    got = groups.bytes().reshape(3, num_groups, 320)
+    assert (got[:, :, :256].reshape(3, -1)[:, :width].view(np.int8) == q).all()
+    assert same_bits(got[:, :, 256:288].reshape(3, -1).copy().view(np.float32)[:, : width // 32], d)
+
+
+@pytest.mark.parametrize("isa", every_isa())
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (33, 40), (100, 288)])
+def test_matmul_is_its_twin(isa: str, rows: int, columns: int, rng: np.random.Generator) -> None:
+    """Two matrices over one input, one of them added to what is there."""
+    num_x = 70
+    rig = OpRig(num_x, isa=isa, num_threads=2)
+    x, first, second, residual = normal(rng, num_x, columns), normal(rng, rows, columns), normal(rng, 5, columns), normal(rng, num_x, 5)
+    out, added = rig.take(num_x * rows * 4), rig.take(num_x * 5 * 4)
+    added.bytes()[:] = residual.view(np.uint8).reshape(-1)
+    products = [
+        native.Product(native.Matrix.at(rig.give(first), F32_TYPE, rows, columns), out),
+        native.Product(native.Matrix.at(rig.give(second), F32_TYPE, 5, columns), added, added),
+    ]
+    rig.recorder.matmul(products, native.RowsMemory(rig.give(x), None, columns), native.Rows.all)
+    rig.run(num_x)
+    assert same_bits(floats(out, num_x, rows), reference.matmul(x, first))
+    assert same_bits(floats(added, num_x, 5), reference.matmul(x, second, residual))
+
+
+@pytest.mark.parametrize("type_name", sorted(native.quant_types().keys() & TYPES_BY_NAME.keys()))
+def test_matmul_of_every_type_is_the_row_kernels_dot(type_name: str, rng: np.random.Generator) -> None:
+    kind = TYPES_BY_NAME[type_name]
+    rows, columns, num_x = 37, 512, 9
+    weights = np.frombuffer(random_rows(kind, rows * columns, rng, 0.05), np.uint8).reshape(rows, -1)
+    x = normal(rng, num_x, columns)
+    rig = OpRig(num_x, num_threads=2)
+    memory = native.RowsMemory(rig.give(x), rig.take(num_x * 2 * 320), columns)
+    out = rig.take(num_x * rows * 4)
+    rig.recorder.quantise(memory)
+    rig.recorder.matmul([native.Product(native.Matrix.at(rig.give(weights), kind.type_id, rows, columns), out)], memory, native.Rows.all)
+    rig.run(num_x)
+    expected = np.empty((num_x, rows), np.float32)
+    native.dot(kind.type_id, weights, x, expected)
+    assert same_bits(floats(out, num_x, rows), expected)
+
+
+@pytest.mark.parametrize("isa", every_isa())
+@pytest.mark.parametrize("resident", [False, True])
+def test_experts_are_their_twin(isa: str, resident: bool, rng: np.random.Generator) -> None:
+    rows, num_experts, top_k = 70, 5, 3
+    rig = RoutedRig(rows, num_experts, top_k, isa=isa)
+    width, hidden = rig.WIDTH, rig.HIDDEN
+    if resident:
+        rig.make_resident(1)
+        rig.make_resident(4)
+    logits, x, residual = normal(rng, rows, num_experts), normal(rng, rows, hidden), normal(rng, rows, hidden)
+    out = rig.take(rows * hidden * 4)
+    out.bytes()[:] = residual.view(np.uint8).reshape(-1)
+    matrices = [native.BlobMatrix.at(F32_TYPE, 4 * width * hidden * i, *shape) for i, shape in enumerate([(width, hidden)] * 2)]
+    down = native.BlobMatrix.at(F32_TYPE, 8 * width * hidden, hidden, width)
+    rig.recorder.route(rig.give(logits), native.Gate(native.Gating.softmax, True, 1.0, top_k), rig.table, 0, rig.routed)
+    rig.recorder.experts(
+        native.Expert(*matrices, down),
+        rig.table,
+        0,
+        top_k,
+        rig.routed,
+        native.RowsMemory(rig.give(x), None, hidden),
+        native.RowsMemory(rig.take(rows * top_k * width * 4), None, width),
+        rig.take(rows * top_k * hidden * 4),
+        out,
+    )
+    rig.run(rows)
+    ids, weights = reference.route(logits, top_k, sigmoid=False, renormalise=True, scale=1.0)
+    blobs = [
+        reference.ExpertWeights(*(part.reshape(width, hidden) for part in (gate, up)), down.reshape(hidden, width))
+        for gate, up, down in rig.blobs.reshape(num_experts, 3, -1)
+    ]
+    assert same_bits(floats(out, rows, hidden), reference.experts(x, ids, weights, blobs, residual))
+
+
 def test_route_counts_uses_and_rows_by_tier(rng: np.random.Generator) -> None:
     rows, experts, top_k = 6, 8, 3
     logits = normal(rng, rows, experts)
@@ -169,7 +257,7 @@ class RoutedRig(OpRig):
         self.uses = self.card.allocate("uses", 4 * experts)
         self.table = native.ExpertTable(1, experts, self.card.allocate("table", 4 * experts), self.uses)
         self.table.set_layer(0, self.give(self.blobs), 4 * blob_floats)
-        self.routed = self.take(64 + 4 * _up(max_rows * top_k * 4) + _up(experts * 4) + min(experts, max_rows * top_k) * 32)
+        self.routed = self.take(routed_bytes(max_rows, top_k, experts))
 
     def make_resident(self, expert: int) -> None:
         slot = self.table.add_slot(self.card.allocate("slot", self.blobs[0].nbytes))
@@ -180,15 +268,8 @@ class RoutedRig(OpRig):
         return self.routed.bytes()[64 : 64 + rows * self.top_k * 4].view(np.int32).reshape(rows, self.top_k).copy()
 
     def routed_weights(self, rows: int) -> NDArray[np.float32]:
-        first = 64 + _up(self.program_pairs() * 4)
+        first = 64 + -(-self.max_rows * self.top_k * 4 // 64) * 64
         return self.routed.bytes()[first : first + rows * self.top_k * 4].view(np.float32).reshape(rows, self.top_k).copy()
-
-    def program_pairs(self) -> int:
-        return self.max_rows * self.top_k
-
-
-def _up(nbytes: int) -> int:
-    return -(-nbytes // 64) * 64
 
 
 def test_a_window_beyond_the_limits_is_refused() -> None:
