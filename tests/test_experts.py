@@ -1,0 +1,141 @@
+"""The expert cache: fill, and swaps step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from appliance.engine.experts import ExpertCache
+from appliance.memory.layout import ArenaLayout, BlobLayout, LayerBlobs
+from appliance.memory.policy import BoolTable, ExpertId, IntTable, Swap
+from appliance.memory.slots import SlotClass
+from cuda_ext import _native as native
+
+LAYERS, EXPERTS, SMALL, LARGE = 3, 4, 256, 512
+
+
+class Scripted:
+    """A policy that proposes what the test told it, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.next: list[Swap] = []
+        self.observed: list[tuple[list[int], list[int], list[int], int]] = []
+        self.seen: list[tuple[BoolTable, BoolTable, int]] = []
+
+    def observe(self, layers: IntTable, experts: IntTable, counts: IntTable, rows: int) -> None:
+        self.observed.append((layers.tolist(), experts.tolist(), counts.tolist(), rows))
+
+    def propose(self, resident: BoolTable, in_flight: BoolTable, limit: int) -> list[Swap]:
+        self.seen.append((resident.copy(), in_flight.copy(), limit))
+        proposed, self.next = self.next, []
+        return proposed
+
+
+class CacheRig:
+    """Layers 0 and 1 have small blobs, layer 2 large ones; blob (l, e) is filled with 10 * l + e."""
+
+    def __init__(self, max_swaps: int = 2) -> None:
+        sizes = [SMALL, SMALL, LARGE]
+        offsets = np.cumsum([0, *(size * EXPERTS for size in sizes)]).tolist()
+        layers = tuple(LayerBlobs(i, EXPERTS, BlobLayout((), size), offsets[i]) for i, size in enumerate(sizes))
+        self.card = native.HostCard(native.Pool(1), "portable")
+        arena = self.card.allocate("arena", offsets[-1])
+        self.uses = self.card.allocate("uses", 4 * LAYERS * EXPERTS)
+        self.table = native.ExpertTable(LAYERS, EXPERTS, self.card.allocate("table", 4 * LAYERS * EXPERTS), self.uses)
+        for layer in layers:
+            self.table.set_layer(layer.layer, arena.part(layer.offset, layer.nbytes), layer.blob.nbytes)
+            for expert in range(EXPERTS):
+                self.table.blob(layer.layer, expert).bytes()[:] = 10 * layer.layer + expert
+        self.policy = Scripted()
+        self.cache = ExpertCache(self.card, self.table, self.uses, ArenaLayout(layers, offsets[-1]), self.policy, max_swaps)
+        self.cache.add_slots([SlotClass(SMALL, 2 * EXPERTS, 3), SlotClass(LARGE, EXPERTS, 1)])
+
+    def fill(self, *experts: tuple[int, int]) -> list[tuple[int, int]]:
+        calls: list[tuple[int, int]] = []
+        self.cache.fill([ExpertId(*expert) for expert in experts], lambda done, total: calls.append((done, total)))
+        return calls
+
+    def use(self, layer: int, expert: int, rows: int) -> None:
+        counts: NDArray[np.uint32] = self.uses.bytes().view(np.uint32).reshape(LAYERS, EXPERTS)
+        counts[layer, expert] += rows
+
+    def resident(self) -> set[tuple[int, int]]:
+        """By the table; every entry's slot must hold that expert's bytes, and no slot two experts."""
+        found = {
+            (layer, e): self.table.entry(layer, e) for layer in range(LAYERS) for e in range(EXPERTS) if self.table.entry(layer, e) >= 0
+        }
+        assert len(set(found.values())) == len(found)
+        for (layer, expert), slot in found.items():
+            assert (self.table.slot(slot).bytes() == 10 * layer + expert).all()
+        assert found.keys() == set(zip(*(axis.tolist() for axis in self.cache.resident.nonzero()), strict=True))
+        return set(found)
+
+
+@pytest.fixture
+def rig() -> CacheRig:
+    return CacheRig()
+
+
+def test_a_fill_takes_slots_of_the_right_size_in_order(rig: CacheRig) -> None:
+    calls = rig.fill((2, 3), (0, 0), (2, 1), (1, 2), (0, 1), (1, 3))
+    assert rig.resident() == {(2, 3), (0, 0), (1, 2), (0, 1)}
+    assert calls == [(LARGE, 1280), (LARGE + SMALL, 1280), (LARGE + 2 * SMALL, 1280), (1280, 1280)]
+    assert (rig.cache.num_slots, rig.cache.num_resident) == (4, 4)
+
+
+def test_a_swap_takes_the_victim_out_before_the_newcomer_is_in(rig: CacheRig) -> None:
+    rig.fill((0, 0), (0, 1))
+    rig.policy.next = [Swap(1, 3, 0, 0)]
+    rig.cache.between_windows(1)
+    assert rig.resident() == {(0, 1)}
+    rig.cache.settle()
+    assert rig.resident() == {(0, 1), (1, 3)}
+    assert rig.cache.num_swaps == 1
+
+
+def test_experts_in_flight_are_named_to_the_policy_and_count_against_the_limit(rig: CacheRig) -> None:
+    rig.fill((0, 0), (0, 1), (1, 0))
+    rig.policy.next = [Swap(0, 2, 0, 0)]
+    rig.cache.between_windows(1)
+    rig.cache.between_windows(1)
+    resident, in_flight, limit = rig.policy.seen[-1]
+    assert not resident[0, 0]
+    landed = rig.cache.num_swaps == 1  # the copy may be through already
+    assert bool(in_flight[0, 0]) is bool(in_flight[0, 2]) is not landed
+    assert limit == (2 if landed else 1)
+
+
+def test_uses_reach_the_policy_once(rig: CacheRig) -> None:
+    rig.use(0, 2, 5)
+    rig.use(2, 1, 1)
+    rig.cache.between_windows(4)
+    rig.cache.between_windows(1)
+    assert rig.policy.observed == [([0, 2], [2, 1], [5, 1], 4)]
+    assert rig.cache.total_uses[0, 2] == 5
+
+
+def test_without_swaps_the_policy_is_not_asked() -> None:
+    rig = CacheRig(max_swaps=0)
+    rig.fill((0, 0))
+    rig.use(0, 1, 3)
+    rig.cache.between_windows(3)
+    assert rig.policy.seen == []
+    assert rig.resident() == {(0, 0)}
+
+
+def test_many_random_swaps_keep_table_and_slots_consistent(rig: CacheRig) -> None:
+    rig.fill((0, 0), (0, 1), (1, 0), (2, 0))
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        held = rig.resident()
+        layer = int(rng.integers(0, LAYERS))
+        absent = [(layer, e) for e in range(EXPERTS) if (layer, e) not in held]
+        size_class = {2} if layer == 2 else {0, 1}
+        victims = sorted(expert for expert in held if expert[0] in size_class)
+        if victims and absent:
+            rig.policy.next = [Swap(*absent[rng.integers(len(absent))], *victims[rng.integers(len(victims))])]
+        rig.cache.between_windows(1)
+        rig.cache.settle()
+    assert len(rig.resident()) == 4
+    assert rig.cache.num_swaps > 100
