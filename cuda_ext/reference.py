@@ -10,12 +10,14 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 F32 = np.float32
 Floats = NDArray[np.float32]
+Values = Floats | np.floating[Any] | float
 Ints = NDArray[np.int64]
 Dot = Callable[[Floats, Floats], Floats]
 """Rows of weights [num, columns] and one input [columns] -> [num], in the order of some weight type."""
@@ -29,7 +31,7 @@ _SMALLEST = F32(2.0**-100)
 # ---- arithmetic ----
 
 
-def fmaf(a: Floats | float, b: Floats | float, c: Floats | float) -> Floats:
+def fmaf(a: Values, b: Values, c: Values) -> Floats:
     """a * b + c of float32, rounded once.
 
     The product is exact in float64; the sum is rounded to odd there, so that rounding it to float32 is right (Boldo, Melquiond 2008).
@@ -45,7 +47,7 @@ def fmaf(a: Floats | float, b: Floats | float, c: Floats | float) -> Floats:
     return odd.astype(F32)
 
 
-def exp(x: Floats | float) -> Floats:
+def exp(x: Values) -> Floats:
     """The polynomial of docs/arithmetic.md; the argument is clamped to [-87, 88]."""
     x = np.clip(np.asarray(x, dtype=F32), F32(-87), F32(88))
     magic = F32(12582912)
@@ -77,7 +79,7 @@ def inverse_rms(x: Floats, eps: float) -> np.float32:
     while half:
         acc[:half] += acc[half : 2 * half]
         half //= 2
-    return F32(1) / np.sqrt(acc[0] / F32(x.size) + F32(eps))
+    return F32(F32(1) / np.sqrt(acc[0] / F32(x.size) + F32(eps)))
 
 
 def silu_times(gate: Floats, up: Floats) -> Floats:
@@ -170,7 +172,7 @@ def attention(query: Floats, keys: Floats, values: Floats, position: int, scale:
 
 
 def _attend(query: Floats, keys: Floats, values: Floats, scale: np.float32) -> Floats:
-    most, total, out = F32(-np.inf), F32(0), np.zeros(query.size, F32)
+    most, total, out = F32(-np.inf), np.asarray(F32(0)), np.zeros(query.size, F32)
     for first in range(0, len(keys), ATTENTION_SPAN):
         span = slice(first, first + ATTENTION_SPAN)
         span_most, span_total, span_out = _attend_span(query, keys[span], values[span], scale)

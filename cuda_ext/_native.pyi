@@ -1,0 +1,243 @@
+"""Kernels of the expert tiers and host cards."""
+
+from collections.abc import Sequence
+import enum
+from typing import Annotated
+
+import numpy
+import numpy.typing
+from numpy.typing import NDArray
+
+
+def quantise(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_scale: float = 1.0, isa: str | None = None) -> tuple:
+    """
+    Activations float32 [values], values a multiple of 32, as (q int8 [groups, 256], d float32 [groups, 8], sum16 int16 [groups, 16]).
+    """
+
+def dot(type_id: int, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu')], isa: str | None = None) -> None:
+    """
+    out float32 [inputs, rows] = x float32 [inputs, values] . weights uint8 [rows, row bytes]; out may be a view with longer rows.
+    """
+
+def dequantise(type_id: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]:
+    """The float32 values of whole blocks, exactly as GGUF defines them."""
+
+def swiglu(gate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], up: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], isa: str | None = None) -> None:
+    """out = silu(gate) * up, float32 [values] each."""
+
+def first_bad_block(type_id: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int | None:
+    """
+    Index of the first block whose scale or minimum (or value, of F32, F16 and BF16) is not finite, or None.
+    """
+
+def quant_types() -> dict:
+    """
+    Every weight type: {name: (GGML number, values per block, bytes per block)}.
+    """
+
+def isas() -> list[str]:
+    """The instruction sets whose kernels run here; the last one is the best."""
+
+class Interrupted(Exception):
+    pass
+
+class View:
+    """A part of a buffer; keeps it alive."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def bytes(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """The memory itself, not a copy."""
+
+    def part(self, offset: int, nbytes: int) -> View: ...
+
+def wrap_memory(address: int, nbytes: int) -> View:
+    """
+    Somebody else's memory, which must stay mapped as long as any view of it lives.
+    """
+
+class Pool:
+    """The threads of a host card."""
+
+    def __init__(self, num_threads: int) -> None: ...
+
+    @property
+    def num_threads(self) -> int: ...
+
+    @property
+    def num_held(self) -> int: ...
+
+    def hold(self, num: int) -> None:
+        """From the next run on, the last `num` threads sit out."""
+
+class HostCard:
+    """A card in host memory. Thread-safe."""
+
+    def __init__(self, pool: Pool, isa: str) -> None: ...
+
+    def allocate(self, use: str, nbytes: int) -> View:
+        """Zeroed memory, counted under `use`."""
+
+    def bytes_by_use(self) -> dict[str, int]: ...
+
+    def run(self, program: Program, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: int, num_logits: int) -> None:
+        """
+        Runs the program and returns when it is through. Raises Interrupted; ValueError for a window beyond the limits.
+        """
+
+    def update(self, table: ExpertTable, entries: Sequence[tuple[int, int, int]]) -> int:
+        """Changes (layer, expert, slot) entries; returns a ticket."""
+
+    def wait(self, ticket: int) -> None: ...
+
+    def copy(self, to: View, source: View, after: int) -> int:
+        """
+        Copies on the copy thread, not before command `after` is through; returns a ticket of copies.
+        """
+
+    def copied(self, ticket: int) -> bool: ...
+
+    def wait_copied(self, ticket: int) -> None: ...
+
+class ExpertTable:
+    """The residency table of one card."""
+
+    def __init__(self, num_layers: int, num_experts: int, slots: View, uses: View) -> None: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    def set_layer(self, layer: int, blobs: View, blob_bytes: int) -> None: ...
+
+    def add_slot(self, slot: View) -> int: ...
+
+    def slot(self, slot: int) -> View: ...
+
+    def blob(self, layer: int, expert: int) -> View: ...
+
+    def entry(self, layer: int, expert: int) -> int: ...
+
+    @property
+    def own_rows(self) -> int: ...
+
+    @property
+    def host_rows(self) -> int: ...
+
+class Rows(enum.Enum):
+    all = 0
+
+    logits = 1
+
+class KvType(enum.Enum):
+    f16 = 0
+
+    f32 = 1
+
+class Gating(enum.Enum):
+    softmax = 0
+
+    sigmoid = 1
+
+class Matrix:
+    """Weights in memory: [rows, columns] of a GGUF type."""
+
+    @staticmethod
+    def at(memory: View, type_id: int, rows: int, columns: int) -> Matrix: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def columns(self) -> int: ...
+
+class BlobMatrix:
+    """One matrix of every blob of a layer."""
+
+    @staticmethod
+    def at(type_id: int, offset: int, rows: int, columns: int) -> BlobMatrix: ...
+
+    @property
+    def rows(self) -> int: ...
+
+class KvMemory:
+    """One layer's keys and values."""
+
+    @staticmethod
+    def at(memory: View, type: KvType, num_heads: int, head_dim: int, context: int) -> KvMemory: ...
+
+class RowsMemory:
+    """Rows of activations: floats and, where the width allows, quantised."""
+
+    def __init__(self, values: View, groups: View | None, width: int) -> None: ...
+
+    @property
+    def values(self) -> View: ...
+
+    @property
+    def groups(self) -> View: ...
+
+    @property
+    def width(self) -> int: ...
+
+class Product:
+    """One matrix of a matmul and where its rows go."""
+
+    def __init__(self, matrix: Matrix, out: View, residual: View | None = None) -> None: ...
+
+class Heads:
+    """Query, key and value rows before their norms and rotation."""
+
+    def __init__(self, query: View, key: View, value: View, query_heads: int, query_gamma: View | None, key_gamma: View | None, eps: float, angles: View) -> None: ...
+
+class Gate:
+    """How a router chooses and weighs."""
+
+    def __init__(self, gating: Gating, renormalise: bool, scale: float, top_k: int) -> None: ...
+
+class Expert:
+    """The matrices of a layer's blobs."""
+
+    def __init__(self, gate: BlobMatrix, up: BlobMatrix, down: BlobMatrix) -> None: ...
+
+KV_TILE: int = 64
+
+ATTENTION_SPAN: int = 256
+
+ATTENTION_SPLIT_ROWS: int = 8
+
+class Program:
+    """A forward pass, recorded once and run many times."""
+
+    def __init__(self, max_rows: int, max_logits: int, context: int, vocab: int, tokens: View) -> None: ...
+
+    @property
+    def num_operations(self) -> int: ...
+
+    def interrupt(self) -> None:
+        """
+        Ends the run in progress, or else the next one, with Interrupted. Thread-safe.
+        """
+
+class Recorder:
+    """Records operations into a program and checks every size."""
+
+    def __init__(self, program: Program, card: HostCard) -> None: ...
+
+    def angles(self, frequencies: Sequence[float], magnitude: float, out: View) -> None: ...
+
+    def embed(self, table: Matrix, out: View) -> None: ...
+
+    def norm(self, x: View, gamma: View, eps: float, rows: Rows, out: RowsMemory) -> None: ...
+
+    def quantise(self, rows: RowsMemory) -> None: ...
+
+    def matmul(self, products: Sequence[Product], x: RowsMemory, rows: Rows) -> None: ...
+
+    def rotary(self, heads: Heads, kv: KvMemory) -> None: ...
+
+    def attention(self, query: View, query_heads: int, kv: KvMemory, scale: float, spans: View, out: View) -> None: ...
+
+    def route(self, logits: View, gate: Gate, table: ExpertTable, layer: int, routed: View) -> None: ...
+
+    def experts(self, expert: Expert, table: ExpertTable, layer: int, top_k: int, routed: View, x: RowsMemory, hidden: RowsMemory, expert_rows: View, out: View) -> None: ...
