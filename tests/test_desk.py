@@ -288,8 +288,8 @@ class TestStart:
         )
         desk = Desk(config(("--load-s", "0.3"), loader=(sys.executable, "-c", loader))).start()
         try:
-            for stage in ("arena", "dense"):
-                eventually(lambda stage=stage: (load := desk.status().load) is not None and load.stage == stage, stage, desk.status)
+            eventually(lambda: (load := desk.status().load) is not None and load.stage == "arena", "the arena", desk.status)
+            eventually(lambda: (load := desk.status().load) is not None and load.stage == "dense", "the engine", desk.status)
             eventually(lambda: desk.status().phase is Phase.READY, "ready", desk.status)
             assert desk.status().load is None
         finally:

@@ -13,7 +13,7 @@ from appliance.desk.actions import Action, Deliver, KillEngine, SendLine, StartE
 from appliance.desk.config import Limits
 from appliance.desk.desk_state import DeskState
 from appliance.desk.inputs import Cancel, Drain, Ending, EngineEnded, EngineSaid, Input, LoaderEnded, LoaderSaid, Submit, Tick
-from appliance.desk.lines import ControlError
+from appliance.desk.lines import ControlError, EngineLine
 from appliance.desk.status import Phase
 from appliance.errors import NotReadyError, QueueFullError, RequestError
 from appliance.protocol import (
@@ -193,7 +193,7 @@ class DeskMachine(RuleBasedStateMachine):
         if kind == "refused" and engine.is_started:
             kind = "error"
         engine.is_started |= kind == "started"
-        said = {
+        said: EngineLine = {
             "started": Started(id=request_id, prompt_tokens=1, cached_tokens=0),
             "prompt": PromptProgress(id=request_id, done=1, total=1),
             "tokens": Tokens(id=request_id, ids=[5]),
@@ -365,6 +365,17 @@ def test_request_that_ends_well_begins_a_new_row_of_deaths() -> None:
         assert session.submit(f"r{number}", [1]) == "lead"
         session.serve("lead", f"r{number}", [1], [2])
     assert session.state.phase is Phase.READY
+
+
+def test_engine_that_is_slow_to_cancel_is_replaced_however_often() -> None:
+    session = Session(1, Limits(cancel_s=5, restart_delays_s=(0.0, 1.0)))
+    for number in range(5):
+        session.submit(f"r{number}", [1])
+        session.feed(Cancel(f"r{number}"))
+        session.now += 5
+        assert KillEngine("lead") in session.feed(Tick())
+        assert StartEngine("lead") in session.feed(EngineEnded("lead", Ending(signal=9)))
+        session.feed(EngineSaid("lead", READY))
 
 
 def test_engine_of_another_protocol_is_killed_with_a_sentence() -> None:

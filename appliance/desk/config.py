@@ -25,8 +25,8 @@ class Limits:
     """From CANCEL to the terminal event; then the engine is killed. Longer than a chunk, shorter than a restart is worth."""
     start_silence_s: float = 300.0
     """Longest silence of a starting engine."""
-    answer_s: float = 60.0
-    """From STATS to its answer, which never waits for the decode loop; then the engine is stuck and is killed."""
+    answer_s: float = 180.0
+    """From STATS to its answer, which waits for a chunk of the prompt at most; then the engine is stuck and is killed."""
     overdue_s: float = 15.0
     """How much later than a request's own deadline its engine may end it."""
     stats_period_s: float = 1.0

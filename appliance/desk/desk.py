@@ -28,12 +28,14 @@ from appliance.desk.lines import parse_line
 from appliance.desk.status import DeskStatus, Phase
 from appliance.desk.ticket import Ticket
 from appliance.errors import EngineError, NotReadyError, TandemError
-from appliance.protocol import Fatal, Finished, FinishReason, Generate, LoadProgress
+from appliance.protocol import Fatal, Finished, FinishReason, Generate, LoadProgress, PromptProgress, Tokens
 
 _LOADER = "loader"
 _JOIN_S = 10.0
 _ANSWER_S = 30.0
 _LOGGED_CHARACTERS = 200
+_PROGRESS_PERIOD_S = 0.05
+"""Between two snapshots while nothing but tokens comes."""
 
 _log = structlog.get_logger()
 
@@ -54,6 +56,7 @@ class Desk:
         self._argv = {lane.name: lane.argv for lane in config.lanes}
         self._state = DeskState([(lane.name, lane.card) for lane in config.lanes], config.max_queue, config.limits)
         self._status = self._state.status({})
+        self._published_s = 0.0
         self._mailbox: queue.SimpleQueue[Input | _Call] = queue.SimpleQueue()
         self._post_lock = threading.Lock()
         self._is_open = False
@@ -152,11 +155,12 @@ class Desk:
         self._post(Cancel(request_id))
 
     def _do(self, actions: Sequence[Action]) -> None:
-        """Events go out last, so that whoever has read one finds the status up to date."""
+        """Events go out last, so that whoever has read one finds the status up to date (but for the counts of tokens)."""
         for action in actions:
             if not isinstance(action, Deliver):
                 self._act(action)
-        self._publish()
+        if not _is_only_progress(actions) or time.monotonic() - self._published_s > _PROGRESS_PERIOD_S:
+            self._publish()
         for action in actions:
             if isinstance(action, Deliver):
                 self._deliver(action)
@@ -186,6 +190,7 @@ class Desk:
 
     def _publish(self) -> None:
         self._status = self._state.status({name: child.pid for name, child in self._children.items()})
+        self._published_s = time.monotonic()
 
     # Child processes
 
@@ -240,6 +245,10 @@ class Desk:
             text = "the desk failed on another matter; send the request again"
             ticket.deliver(Finished(id=request_id, reason=FinishReason.ERROR, error_code=TandemError.code, error_text=text))
         self._tickets.clear()
+
+
+def _is_only_progress(actions: Sequence[Action]) -> bool:
+    return len(actions) > 0 and all(isinstance(a, Deliver) and isinstance(a.event, Tokens | PromptProgress) for a in actions)
 
 
 def _ended(name: str, ending: Ending) -> Input:

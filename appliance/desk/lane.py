@@ -245,6 +245,7 @@ class Lane:
         return self._kill(f"engine {self.name} said nothing for {self._limits.start_silence_s:g} s while it started")
 
     def _cancel_unanswered(self, _now: float) -> list[Action]:
+        self._deaths_in_row = 0  # it may only have been slow, which is no crash loop however often users cancel
         ended = self._end_run(FinishReason.CANCELLED, None)
         return [ended, *self._kill(f"engine {self.name} did not obey CANCEL within {self._limits.cancel_s:g} s")]
 
