@@ -193,7 +193,7 @@ class DeskMachine(RuleBasedStateMachine):
         if kind == "refused" and engine.is_started:
             kind = "error"
         engine.is_started |= kind == "started"
-        said: EngineLine = {
+        lines: dict[str, EngineLine] = {
             "started": Started(id=request_id, prompt_tokens=1, cached_tokens=0),
             "prompt": PromptProgress(id=request_id, done=1, total=1),
             "tokens": Tokens(id=request_id, ids=[5]),
@@ -201,10 +201,10 @@ class DeskMachine(RuleBasedStateMachine):
             "length": Finished(id=request_id, reason=FinishReason.LENGTH),
             "error": Finished(id=request_id, reason=FinishReason.ERROR),
             "refused": ControlError(ControlErrorCode.MALFORMED, f"{request_id}: no"),
-        }[kind]
+        }
         if kind in ("stop", "length", "error", "refused"):
             engine.request_id = None
-        self.feed(EngineSaid(name, said))
+        self.feed(EngineSaid(name, lines[kind]))
 
     @precondition(lambda self: self.alive())
     @rule(data=st.data(), said=st.sampled_from([STATS, Fatal(code="x", text="y"), ControlError(ControlErrorCode.BUSY, "zz: no")]))
