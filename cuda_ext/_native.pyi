@@ -47,6 +47,12 @@ class View:
     @property
     def nbytes(self) -> int: ...
 
+    def discard(self) -> None:
+        """Gives its pages back to the system; its content is lost."""
+
+    def touch(self) -> None:
+        """Makes its pages present again."""
+
     def bytes(self) -> numpy.typing.NDArray[numpy.uint8]:
         """The memory itself, not a copy."""
 

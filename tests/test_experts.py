@@ -139,3 +139,18 @@ def test_many_random_swaps_keep_table_and_slots_consistent(rig: CacheRig) -> Non
         rig.cache.settle()
     assert len(rig.resident()) == 4
     assert rig.cache.num_swaps > 100
+
+
+def test_memory_given_back_takes_empty_and_cold_slots_first_and_comes_back_with_the_hottest(rig: CacheRig) -> None:
+    rig.fill((0, 0), (0, 1), (2, 0))
+    for expert, rows in (((0, 0), 9), ((0, 1), 1), ((2, 0), 5), ((1, 3), 7)):
+        rig.use(*expert, rows)
+    rig.cache.between_windows(1)
+    assert rig.cache.give_back(2 * SMALL) == 2 * SMALL
+    assert rig.resident() == {(0, 0), (2, 0)}
+    assert rig.cache.num_slots == 2
+    assert rig.cache.give_back(1) == LARGE
+    assert rig.resident() == {(0, 0)}
+    rig.cache.take_again()
+    assert rig.resident() == {(0, 0), (1, 3), (0, 1), (2, 0)}
+    assert rig.cache.num_slots == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,3 +176,44 @@ def test_two_cards_on_two_threads_do_not_disturb_each_other() -> None:
 def test_an_instruction_set_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no instruction set sse9"):
         native.HostCard(native.Pool(1), "sse9")
+
+
+def test_threads_may_be_held_and_let_go_while_runs_go_on() -> None:
+    rig = OpRig(8, num_threads=4)
+    out = native.RowsMemory(rig.take(8 * 256 * 4), None, 256)
+    x = np.random.default_rng(2).standard_normal((8, 256)).astype(np.float32)
+    rig.recorder.norm(rig.give(x), rig.give(np.ones(256, np.float32)), 1e-6, native.Rows.all, out)
+    rig.run(8)
+    expected = floats(out.values, 8, 256)
+    going = threading.Event()
+    going.set()
+
+    def toggle() -> None:
+        held = 0
+        while going.is_set():
+            held = (held + 1) % 4
+            rig.pool.hold(held)
+
+    thread = threading.Thread(target=toggle)
+    thread.start()
+    try:
+        for _ in range(200):
+            out.values.bytes()[:] = 0
+            rig.run(8)
+            assert same_bits(floats(out.values, 8, 256), expected)
+    finally:
+        going.clear()
+        thread.join()
+
+
+def test_discarded_memory_goes_back_to_the_system() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    num_bytes = 64 << 20
+    memory = native.HostCard(native.Pool(1), "portable").allocate("slots", num_bytes)
+    whole = resident_bytes()
+    memory.discard()
+    assert whole - resident_bytes() > 0.9 * num_bytes
+    memory.touch()
+    assert resident_bytes() > whole - 0.1 * num_bytes

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from appliance.engine.model_runner import ModelRunner
+from appliance.errors import MemoryBudgetError
 from appliance.gguf_file import open_gguf
 from appliance.memory.layout import arena_layout
 from appliance.memory.policy import AlwaysSwap, blob_bytes_table
@@ -153,3 +154,18 @@ def test_the_card_holds_what_the_plan_says(model: RandomModel, shm_dir: Path) ->
     with open_runner(model, shm_dir, chunk=16, max_logits=WINDOW_ROWS, kv_type="f16", slots=7) as runner:
         assert dict(runner.plan_bytes) == planned_bytes(plan)
         assert runner.stats()["slots"] == runner.stats()["resident_experts"] == 7
+
+
+def test_giving_memory_back_and_taking_it_again_does_not_change_a_bit(model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    with open_runner(model, shm_dir, slots=NUM_EXPERTS, max_swaps=4) as runner:
+        whole = runner.take_memory()
+        smaller = runner.free_memory(2)
+        assert smaller.free_mib >= 2
+        assert smaller.used_mib < whole.used_mib
+        assert runner.stats()["resident_experts"] < NUM_EXPERTS
+        assert same_bits(all_logits(runner), plain)
+        assert runner.take_memory() == whole
+        assert runner.stats()["resident_experts"] == NUM_EXPERTS
+        assert same_bits(all_logits(runner), plain)
+        with pytest.raises(MemoryBudgetError, match="999 MiB cannot be freed on card host:0"):
+            runner.free_memory(999)

@@ -51,6 +51,8 @@ class ExpertCache:
         self._slot_of: dict[tuple[int, int], int] = {}
         self._copies: list[_Copy] = []
         self._free_slots: dict[int, list[int]] = {}
+        self._given_slots: dict[int, list[int]] = {}
+        """By blob size: slots whose memory the system has back."""
         self.total_uses = np.zeros(shape, dtype=np.float64)
         """[layers, experts]: rows that used each expert since the start."""
         self.num_swaps = 0
@@ -58,7 +60,8 @@ class ExpertCache:
 
     @property
     def num_slots(self) -> int:
-        return self._table.num_slots
+        """Those that have memory."""
+        return self._table.num_slots - sum(len(slots) for slots in self._given_slots.values())
 
     @property
     def num_resident(self) -> int:
@@ -92,6 +95,40 @@ class ExpertCache:
             done_bytes += self._blob_bytes(expert.layer)
             progress(done_bytes, total_bytes)
         self._card.wait(self._card.update(self._table, [self._enter(expert.layer, expert.expert, slot) for expert, slot in chosen]))
+
+    def give_back(self, nbytes: int) -> int:
+        """Gives the memory of slots back, empty and little used ones first, until it is at least `nbytes`. Returns how much it was."""
+        self.settle()
+        given_bytes = 0
+        empty = [(size, slot) for size, slots in self._free_slots.items() for slot in slots]
+        while empty and given_bytes < nbytes:
+            given_bytes += self._give(*empty.pop())
+        coldest = sorted(self._slot_of, key=lambda expert: float(self.total_uses[expert]))
+        leaving = []
+        for layer, expert in coldest:
+            if given_bytes >= nbytes:
+                break
+            slot = self._slot_of.pop((layer, expert))
+            self._resident[layer, expert] = False
+            leaving.append((self._blob_bytes(layer), slot, (layer, expert, _ABSENT)))
+            given_bytes += self._blob_bytes(layer)
+        self._card.wait(self._card.update(self._table, [entry for _, _, entry in leaving]))
+        for size, slot, _ in leaving:
+            self._free_slots[size].append(slot)
+            self._give(size, slot)
+        return given_bytes
+
+    def take_again(self) -> None:
+        """Takes the memory of all slots again and fills them with the experts that were used most."""
+        for size, slots in self._given_slots.items():
+            for slot in slots:
+                self._table.slot(slot).touch()
+            self._free_slots[size].extend(slots)
+        self._given_slots.clear()
+        busiest = np.argsort(-self.total_uses, axis=None, kind="stable")
+        ranking = [ExpertId(*divmod(int(flat), self.total_uses.shape[1])) for flat in busiest]
+        self.settle()
+        self.fill([expert for expert in ranking if (expert.layer, expert.expert) not in self._slot_of], lambda _done, _total: None)
 
     def forget_uses(self) -> None:
         """Drops the use counts of the runs so far, such as a warm-up's."""
@@ -150,6 +187,13 @@ class ExpertCache:
         self._in_flight[swap.victim_layer, swap.victim_expert] = True
         self._resident[swap.victim_layer, swap.victim_expert] = False
         return self._slot_of.pop((swap.victim_layer, swap.victim_expert))
+
+    def _give(self, blob_bytes: int, slot: int) -> int:
+        """Moves an empty slot to those without memory; returns its size."""
+        self._free_slots[blob_bytes].remove(slot)
+        self._table.slot(slot).discard()
+        self._given_slots.setdefault(blob_bytes, []).append(slot)
+        return blob_bytes
 
     def _take_slot(self, expert: ExpertId) -> int | None:
         free = self._free_slots.get(self._blob_bytes(expert.layer))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from appliance.engine.experts import ExpertCache
 from appliance.engine.generation import RunnerStats
 from appliance.engine.graph import Graph, GraphSizes
+from appliance.engine.loop import CardMemory
 from appliance.errors import EngineError, MemoryBudgetError, SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
@@ -29,6 +30,7 @@ from appliance.memory.profile import Profile, learn, load_profile, profile_path,
 from appliance.models.config import ModelConfig, read_config
 from appliance.protocol import LoadProgress
 from appliance.settings import Settings
+from appliance.units import MIB, format_bytes
 from cuda_ext import _native as native
 
 REPORT_INTERVAL_S = 0.2
@@ -88,7 +90,9 @@ class ModelRunner:
         self._config = config
         self._arena = arena
         self._options = options
+        self._plan = plan
         self._profile = profile
+        self._given_bytes = 0
         self._pool = native.Pool(options.num_threads)
         self._rows_since_boundary = 0
         self._num_rows = 0
@@ -189,6 +193,26 @@ class ModelRunner:
         self._pool.hold(min(max(num_threads, 0), self._pool.num_threads - 1))
         return self._pool.num_held
 
+    def free_memory(self, free_mib: int) -> CardMemory:
+        """Gives slots back until `free_mib` MiB of the card's planned memory are free.
+
+        Raises MemoryBudgetError, having given nothing back, if all slots together are smaller than that.
+        """
+        missing_bytes = free_mib * MIB - self._given_bytes
+        if free_mib * MIB > self._plan.slots_bytes:
+            raise MemoryBudgetError(
+                f"{free_mib} MiB cannot be freed on card {self._plan.card}: its expert slots hold {format_bytes(self._plan.slots_bytes)}"
+            )
+        if missing_bytes > 0:
+            self._given_bytes += self._cache.give_back(missing_bytes)
+        return self._memory()
+
+    def take_memory(self) -> CardMemory:
+        """Takes the planned slots again and fills them."""
+        self._cache.take_again()
+        self._given_bytes = 0
+        return self._memory()
+
     def stats(self) -> RunnerStats:
         table = self._graph.table
         return RunnerStats(
@@ -210,6 +234,9 @@ class ModelRunner:
             learn(learned, self._arena.layout, self._profile.fingerprint, self._cache.total_uses, self._num_rows)
         except OSError as error:
             _log.warning("the profile could not be written", path=str(learned), reason=error.strerror)
+
+    def _memory(self) -> CardMemory:
+        return CardMemory((self._plan.total_bytes - self._given_bytes) // MIB, self._given_bytes // MIB)
 
     def _warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Runs the largest chunk at the end of the context and the largest window, then forgets both."""

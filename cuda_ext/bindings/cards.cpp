@@ -54,6 +54,12 @@ void bind_cards(nb::module_& module) {
 
     nb::class_<View>(module, "View", "A part of a buffer; keeps it alive.")
         .def_ro("nbytes", &View::nbytes)
+        .def(
+            "discard", [](const View& view) { view.buffer->discard(view.offset, view.nbytes); },
+            nb::call_guard<nb::gil_scoped_release>(), "Gives its pages back to the system; its content is lost.")
+        .def(
+            "touch", [](const View& view) { view.buffer->touch(view.offset, view.nbytes); },
+            nb::call_guard<nb::gil_scoped_release>(), "Makes its pages present again.")
         .def("bytes", &bytes_of, nb::sig("def bytes(self) -> numpy.typing.NDArray[numpy.uint8]"), "The memory itself, not a copy.")
         .def(
             "part",

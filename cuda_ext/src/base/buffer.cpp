@@ -21,13 +21,27 @@ std::shared_ptr<Buffer> Buffer::allocate(size_t nbytes) {
     auto* bytes = static_cast<std::byte*>(data);
     std::shared_ptr<Buffer> buffer(new Buffer(bytes, nbytes, true));
     madvise(data, nbytes, MADV_HUGEPAGE);  // advice: without it everything works, a little slower
-    for (size_t at = 0; at < nbytes; at += kPage) *static_cast<volatile std::byte*>(bytes + at) = std::byte{0};
+    buffer->touch(0, nbytes);
     return buffer;
 }
 
 std::shared_ptr<Buffer> Buffer::wrap(void* data, size_t nbytes) {
     require(data != nullptr && nbytes > 0, "an empty buffer was given");
     return std::shared_ptr<Buffer>(new Buffer(static_cast<std::byte*>(data), nbytes, false));
+}
+
+void Buffer::discard(size_t offset, size_t nbytes) {
+    require(owned_ && offset <= nbytes_ && nbytes <= nbytes_ - offset, "only a part of the card's own memory can be given back");
+    const size_t first = (offset + kPage - 1) / kPage * kPage, end = (offset + nbytes) / kPage * kPage;
+    if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
+}
+
+void Buffer::touch(size_t offset, size_t nbytes) {
+    require(owned_ && offset <= nbytes_ && nbytes <= nbytes_ - offset, "only a part of the card's own memory can be taken");
+    for (size_t at = offset; at < offset + nbytes; at += kPage) {
+        auto* byte = static_cast<volatile std::byte*>(data_ + at);
+        *byte = *byte;
+    }
 }
 
 Buffer::~Buffer() {

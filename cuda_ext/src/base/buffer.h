@@ -20,6 +20,11 @@ class Buffer {
     std::byte* data() const { return data_; }
     size_t nbytes() const { return nbytes_; }
 
+    // Gives the pages that lie wholly inside a part back to the system; what was in the part is lost. Owned memory only.
+    void discard(size_t offset, size_t nbytes);
+    // Makes every page of a part present.
+    void touch(size_t offset, size_t nbytes);
+
   private:
     Buffer(std::byte* data, size_t nbytes, bool owned) : data_(data), nbytes_(nbytes), owned_(owned) {}
 
