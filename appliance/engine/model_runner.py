@@ -93,6 +93,7 @@ class ModelRunner:
         self._plan = plan
         self._profile = profile
         self._given_bytes = 0
+        self._is_closed = False
         self._pool = native.Pool(options.num_threads)
         self._rows_since_boundary = 0
         self._num_rows = 0
@@ -174,6 +175,8 @@ class ModelRunner:
         Returns the logits of the last `num_logits` tokens, [num_logits, vocab] float32, valid until the next run. Raises
         WindowInterruptedError, or EngineError for rows beyond `max_rows` or `context`.
         """
+        if self._is_closed:
+            raise EngineError("the model was closed; start the engine again")
         logits = self._graph.run(tokens, position, num_logits)
         self._rows_since_boundary += len(tokens)
         return logits
@@ -226,8 +229,15 @@ class ModelRunner:
         )
 
     def close(self) -> None:
-        """Merges the uses of this run into the learned profile. Idempotent; the runner is of no use afterwards."""
-        learned, self._options = self._options.learned_profile, replace(self._options, learned_profile=None)
+        """Merges the uses of this run into the learned profile and gives the arena back. Idempotent; no run follows it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._learn()
+        self._arena.close()
+
+    def _learn(self) -> None:
+        learned = self._options.learned_profile
         if learned is None or self._num_rows == 0:
             return
         try:
@@ -239,10 +249,10 @@ class ModelRunner:
         return CardMemory((self._plan.total_bytes - self._given_bytes) // MIB, self._given_bytes // MIB)
 
     def _warm_up(self, progress: Callable[[int, int], None]) -> None:
-        """Runs the largest chunk at the end of the context and the largest window, then forgets both."""
+        """Runs the largest chunk with the most logits, then forgets its counts. What it leaves in the cache is overwritten."""
         sizes = self._options.sizes
         try:
-            self._graph.run([0] * sizes.max_rows, sizes.context - sizes.max_rows, sizes.max_logits)
+            self._graph.run([0] * sizes.max_rows, 0, sizes.max_logits)
         except EngineError as error:
             raise EngineError(f"the warm-up failed: {error.message}") from None
         self._cache.forget_uses()
