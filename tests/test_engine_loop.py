@@ -42,7 +42,8 @@ class Script(Inbox):
         self._script = iter(commands)
 
     def wait(self) -> Command:
-        return next(self._script, EndOfInput())
+        self.put(next(self._script, EndOfInput()))
+        return super().wait()
 
 
 class Served:
@@ -272,9 +273,11 @@ class TestCancel:
         assert served.finished("b").reason is FinishReason.LENGTH
 
     def test_that_crosses_the_terminal_event_is_ignored(self, tmp_path: Path) -> None:
-        served = Served(tmp_path, FakeRunner(FakeModel()), generate(), Cancel("a"), Cancel("a"))
+        script = (generate(), Cancel("a"), Cancel("a"), generate(request_id="b"))
+        served = Served(tmp_path, FakeRunner(FakeModel()), *script)
         assert served.controls() == []
-        served.finished()
+        assert len(served.answer("a")) == 5
+        assert served.answer("b") == served.answer("a")
 
     def test_of_another_request_only_repeats_a_step(self, tmp_path: Path) -> None:
         runner = FakeRunner(FakeModel(max_rows=4))
@@ -341,6 +344,25 @@ class TestErrors:
         served = Served(tmp_path, Broken(), generate())
         assert served.finished().error_code == "engine_error"
         assert "ZeroDivisionError: swap policy" in str(served.finished().error_text)
+        assert isinstance(served.error, EngineError)
+
+    def test_a_failing_control_line_ends_the_running_request_too(self, tmp_path: Path) -> None:
+        class Broken(FakeRunner):
+            def hold_threads(self, num_threads: int) -> int:
+                raise OSError(f"no thread {num_threads}")
+
+        served = Served(tmp_path, Broken(), generate(max_tokens=50), during={12: [HoldThreads(1)]})
+        assert served.finished().error_code == "engine_error"
+        assert isinstance(served.error, EngineError)
+
+    def test_an_engine_that_cannot_even_begin_ends_the_request_too(self, tmp_path: Path) -> None:
+        class Broken(FakeRunner):
+            @property
+            def vocab(self) -> int:
+                raise MemoryError
+
+        served = Served(tmp_path, Broken(), generate())
+        assert served.finished().error_code == "engine_error"
         assert isinstance(served.error, EngineError)
 
 

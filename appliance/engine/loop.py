@@ -15,16 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import structlog
-
 from appliance.engine.commands import Cancel, Command, EndOfInput, FreeMemory, HoldThreads, Refusal, ReportStats
 from appliance.engine.generation import Generation, Runner, WindowInterruptedError
 from appliance.engine.pipes import Inbox, LineWriter
 from appliance.engine.session import Session
 from appliance.errors import EngineError, MemoryBudgetError, RequestError, TandemError
 from appliance.protocol import ControlErrorCode, Event, Finished, FinishReason, Generate, Message, Reply, Stats, Timings, Word, line
-
-_log = structlog.get_logger()
 
 
 @runtime_checkable
@@ -83,17 +79,24 @@ class EngineLoop:
 
         Raises EngineError when the card failed, BrokenPipeError when the desk has gone without closing it.
         """
-        while True:
-            command = self._next_command()
-            if isinstance(command, EndOfInput):
-                if self._generation is not None:
-                    self._finish(FinishReason.CANCELLED)
-                self._writer.flush()
-                return
-            if command is not None:
-                self._obey(command)
-            elif self._generation is not None:
-                self._step(self._generation)
+        try:
+            while not isinstance(command := self._next_command(), EndOfInput):
+                if command is not None:
+                    self._obey(command)
+                elif self._generation is not None:
+                    self._step(self._generation)
+        except BrokenPipeError:  # nobody is left to be told
+            raise
+        except EngineError as error:
+            self._finish_running(error)
+            raise
+        except Exception as error:
+            failure = _as_engine_error(error)
+            self._finish_running(failure)
+            raise failure from error
+        if self._generation is not None:
+            self._finish(FinishReason.CANCELLED)
+        self._writer.flush()
 
     def _next_command(self) -> Command | None:
         """The next command; None if there is none and a request is running."""
@@ -126,8 +129,13 @@ class EngineLoop:
             return
         try:
             self._generation = Generation(request, self._runner, self._session, self._emit)
-        except RequestError as error:
-            self._emit_finished(request.id, FinishReason.ERROR, Timings(prompt_tokens=len(request.prompt)), error)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            failure = error if isinstance(error, RequestError) else _as_engine_error(error)
+            self._emit_finished(request.id, FinishReason.ERROR, Timings(prompt_tokens=len(request.prompt)), failure)
+            if not isinstance(error, RequestError):
+                raise
 
     def _cancel(self, command: Cancel) -> None:
         if self._generation is not None and self._generation.request_id == command.request_id:
@@ -143,23 +151,17 @@ class EngineLoop:
             return
         except RequestError as error:
             self._finish(FinishReason.ERROR, error)
-        except BrokenPipeError:  # nobody is left to be told
-            raise
-        except EngineError as error:
-            self._finish(FinishReason.ERROR, error)
-            raise
-        except Exception as error:
-            _log.exception("step failed", request_id=generation.request_id)
-            wrapped = EngineError(f"the engine failed on a request: {type(error).__name__}: {error}")
-            self._finish(FinishReason.ERROR, wrapped)
-            raise wrapped from error
         else:
             self._num_windows += 1
             if reason is not None:
                 self._finish(reason)
 
+    def _finish_running(self, error: EngineError) -> None:
+        if self._generation is not None:
+            self._finish(FinishReason.ERROR, error)
+
     def _finish(self, reason: FinishReason, error: TandemError | None = None) -> None:
-        """Ends the running request: the only place that does."""
+        """Ends the running request; no other place does."""
         generation = self._generation
         if generation is None:
             raise EngineError("a request was ended twice")
@@ -209,3 +211,9 @@ class EngineLoop:
 
     def _refuse(self, code: ControlErrorCode, text: str) -> None:
         self._writer.write(line(Word.CTL, Reply.ERR.value, code.value, " ".join(text.split())))
+
+
+def _as_engine_error(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    return EngineError(f"the engine failed: {type(error).__name__}: {error}")

@@ -53,6 +53,7 @@ END_GRACE_S = 2.0
 
 Report: TypeAlias = Callable[[LoadProgress], None]
 _PR_SET_PDEATHSIG = 1
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
 _log = structlog.get_logger()
 
 
@@ -100,7 +101,7 @@ def run_engine(open_runner: Callable[[Report], Runner], card: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the desk decides when engines end
     writer = LineWriter(_claim_stdout())
     inbox = Inbox()
-    LineReader(sys.stdin.fileno(), inbox, on_end=_end_soon).start()
+    LineReader(_STDIN, inbox, on_end=_end_soon).start()
     try:
         runner = _open(open_runner, writer)
         if runner is None:
@@ -138,7 +139,7 @@ def _serve(loop: EngineLoop, writer: LineWriter) -> int:
 
 def _give_up(writer: LineWriter, error: Exception) -> None:
     if isinstance(error, TandemError):
-        _log.error("engine gives up", code=error.code, reason=error.message)
+        _log.error("engine gives up", code=error.code, reason=error.message, exc_info=error.__cause__)
         fatal = Fatal(code=error.code, text=error.message)
     else:
         _log.error("engine gives up", exc_info=error)
@@ -154,8 +155,8 @@ def _ready(runner: Runner, card: str) -> Message:
 def _claim_stdout() -> int:
     """Keeps stdout for protocol lines: returns a descriptor of it and sends what anyone else prints there to stderr."""
     sys.stdout.flush()
-    protocol_descriptor = os.dup(1)
-    os.dup2(2, 1)
+    protocol_descriptor = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
     sys.stdout = sys.stderr
     return protocol_descriptor
 
