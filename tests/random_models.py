@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.engine.graph import GraphSizes
-from appliance.engine.model_runner import ModelRunner, RunnerOptions, choose_isa
+from appliance.engine.model_runner import ModelRunner, OpenModel, RunnerOptions, choose_isa
 from appliance.gguf_file import open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
 from appliance.memory.layout import arena_layout
@@ -151,7 +151,7 @@ def open_runner(
         sizes = GraphSizes(plan.chunk, plan.chunk if max_logits is None else max_logits, plan.context, plan.kv_type)
         options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps)
         profile = Profile.uniform(arena.layout, loaded.fingerprint)
-        runner = ModelRunner(loaded, config, arena, plan.cards[0], options, profile=profile, policy=policy)
+        runner = ModelRunner(OpenModel(loaded, config, arena), plan.cards[0], options, profile=profile, policy=policy)
         try:
             yield runner
         finally:

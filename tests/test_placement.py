@@ -142,7 +142,6 @@ def test_an_interrupted_chunk_leaves_the_state_before_it(model: RandomModel, shm
 
 
 def test_the_card_holds_what_the_plan_says(model: RandomModel, shm_dir: Path) -> None:
-    from appliance.engine.graph import planned_bytes
     from appliance.memory.plan import PlanRequest, make_plan
     from appliance.memory.workspace import WINDOW_ROWS
     from tests.random_models import ANY_MACHINE
@@ -152,7 +151,7 @@ def test_the_card_holds_what_the_plan_says(model: RandomModel, shm_dir: Path) ->
     request = PlanRequest(("host:0",), SHAPE.context, 16, "f16", 7, None)
     plan = make_plan(config, gguf.tensors, arena_layout(gguf, config), request, ANY_MACHINE).cards[0]
     with open_runner(model, shm_dir, chunk=16, max_logits=WINDOW_ROWS, kv_type="f16", slots=7) as runner:
-        assert dict(runner.plan_bytes) == planned_bytes(plan)
+        assert dict(runner.plan_bytes) == {name: nbytes for name, nbytes in plan.consumers().items() if nbytes}
         assert runner.stats()["slots"] == runner.stats()["resident_experts"] == 7
 
 

@@ -16,11 +16,11 @@ from appliance.errors import CorruptModelError, EngineError
 from appliance.gguf_file import GgufFile, TensorInfo
 from appliance.memory.arena import Arena
 from appliance.memory.layout import is_expert_tensor
-from appliance.memory.plan import DENSE_ALIGNMENT, CardPlan, KvType, dense_bytes
+from appliance.memory.plan import DENSE_ALIGNMENT, KvType, dense_bytes
 from appliance.memory.workspace import WINDOW_ROWS, kv_layer_bytes, residency_bytes, workspace_bytes
 from appliance.models import qwen3moe
 from appliance.models.config import ModelConfig
-from appliance.models.ops import CardMemory, Ops, unsupported
+from appliance.models.ops import ModelMemory, Ops, unsupported
 from cuda_ext import _native as native
 
 Progress = Callable[[int, int], None]
@@ -57,7 +57,7 @@ class Graph:
         self.table, self.uses = _allocate_table(card, config, arena)
         limits = (sizes.max_rows, sizes.max_logits, sizes.context, config.vocab)
         self._program = native.Program(*limits, tokens=self._workspace["tokens"])
-        memory = CardMemory(
+        memory = ModelMemory(
             matrices=self._dense.matrices,
             vectors=self._dense.vectors,
             kv=_allocate_kv(card, config, sizes),
@@ -175,8 +175,3 @@ def _allocate_table(card: native.HostCard, config: ModelConfig, arena: Arena) ->
     for layer in arena.layout.layers:
         table.set_layer(layer.layer, blobs.part(layer.offset, layer.nbytes), layer.blob.nbytes)
     return table, uses
-
-
-def planned_bytes(plan: CardPlan) -> dict[str, int]:
-    """A card's plan by consumer, those that need nothing left out: what `HostCard.bytes_by_use` must say."""
-    return {name: nbytes for name, nbytes in plan.consumers().items() if nbytes}

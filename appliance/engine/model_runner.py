@@ -23,8 +23,8 @@ from appliance.engine.loop import CardMemory
 from appliance.errors import EngineError, MemoryBudgetError, SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
-from appliance.memory.layout import arena_layout
-from appliance.memory.plan import CardPlan, Machine, Plan, make_plan, request_from
+from appliance.memory.layout import ArenaLayout, arena_layout
+from appliance.memory.plan import CardPlan, Machine, make_plan, request_from
 from appliance.memory.policy import Policy, SwapPolicy, blob_bytes_table, fill_order
 from appliance.memory.profile import Profile, learn, load_profile, profile_path, read_profile
 from appliance.models.config import ModelConfig, read_config
@@ -68,14 +68,21 @@ class RunnerOptions:
     """Where the uses of this run are merged into when it ends. None: nowhere."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model's file, what it says about itself, and its experts in shared memory."""
+
+    gguf: GgufFile
+    config: ModelConfig
+    arena: Arena
+
+
 class ModelRunner:
     """Confined to the engine loop, but `interrupt` and `hold_threads` may be called from any thread."""
 
     def __init__(
         self,
-        gguf: GgufFile,
-        config: ModelConfig,
-        arena: Arena,
+        model: OpenModel,
         plan: CardPlan,
         options: RunnerOptions,
         *,
@@ -83,33 +90,26 @@ class ModelRunner:
         policy: Policy | None = None,
         report: Report | None = None,
     ) -> None:
-        """Loads, fills the cache and warms up. `policy`: None is the usual one. The runner owns `arena` from here on.
+        """Loads, fills the cache and warms up. `policy`: None is the usual one. The runner owns the arena from here on.
 
         Raises CorruptModelError, UnsupportedModelError or MemoryBudgetError.
         """
-        self._config = config
-        self._arena = arena
-        self._options = options
+        self._model = model
         self._plan = plan
+        self._options = options
         self._profile = profile
         self._given_bytes = 0
         self._is_closed = False
-        self._pool = native.Pool(options.num_threads)
         self._rows_since_boundary = 0
         self._num_rows = 0
-        self._warm_rows = (0, 0)
+        self._pool = native.Pool(options.num_threads)
         card = native.HostCard(self._pool, options.isa)
+        classes = blob_bytes_table(model.arena.layout)
         try:
-            self._graph = Graph(card, gguf, config, arena, options.sizes)
-            classes = blob_bytes_table(arena.layout)
-            self._cache = ExpertCache(
-                card,
-                self._graph.table,
-                self._graph.uses,
-                arena.layout,
-                SwapPolicy(classes, profile.uses, experts_per_row=config.top_k) if policy is None else policy,
-                options.max_swaps,
-            )
+            self._graph = Graph(card, model.gguf, model.config, model.arena, options.sizes)
+            policy = policy or SwapPolicy(classes, profile.uses, experts_per_row=model.config.top_k)
+            table, uses = self._graph.table, self._graph.uses
+            self._cache = ExpertCache(card, table, uses, model.arena.layout, policy, options.max_swaps)
             self._cache.add_slots(plan.slot_classes)
         except MemoryError:
             raise MemoryBudgetError(
@@ -118,11 +118,14 @@ class ModelRunner:
         self._graph.load_dense(_reporter(report, "dense"))
         slots = {slots.blob_bytes: slots.slots for slots in plan.slot_classes}
         self._cache.fill(fill_order(profile.uses, classes, slots, options.share), _reporter(report, "cache"))
-        self._warm_up(_reporter(report, "warmup"))
+        self._warm_rows = self._warm_up(_reporter(report, "warmup"))
 
     @classmethod
     def open(cls, settings: Settings, lane: LanePlace, report: Report) -> ModelRunner:
-        """The runner of one engine process: `settings` with the desk's plan written in; the arena must be sealed."""
+        """The runner of one engine process: `settings` with the desk's plan written in; the arena must be sealed.
+
+        Raises TandemError with the reason why the model cannot be run.
+        """
         if settings.model is None:
             raise SettingsError("no model is named; give a GGUF file", param="model")
         if not lane.card.startswith("host:"):
@@ -132,12 +135,6 @@ class ModelRunner:
         layout = arena_layout(gguf, config)
         plan = make_plan(config, gguf.tensors, layout, replace(request_from(settings), cards=(lane.card,)), _ANY_MACHINE)
         learned = profile_path(settings.state_dir or _default_state_dir(), gguf.fingerprint)
-        profile = (
-            read_profile(settings.profile, layout, gguf.fingerprint)
-            if settings.profile
-            else load_profile(learned, layout, gguf.fingerprint)
-        )
-        arena = Arena.open(ArenaPlace(settings.shm_dir, gguf.fingerprint, layout))
         options = RunnerOptions(
             sizes=GraphSizes.planned(plan.chunk, plan.context, plan.kv_type),
             num_threads=lane.num_threads,
@@ -146,7 +143,9 @@ class ModelRunner:
             share=(lane.share_index, lane.share_count),
             learned_profile=learned,
         )
-        return cls(gguf, config, arena, _only_card(plan), options, profile=profile, report=report)
+        profile = _profile(settings.profile, learned, layout, gguf.fingerprint)
+        arena = Arena.open(ArenaPlace(settings.shm_dir, gguf.fingerprint, layout))
+        return cls(OpenModel(gguf, config, arena), plan.card(lane.card), options, profile=profile, report=report)
 
     @property
     def max_rows(self) -> int:
@@ -158,7 +157,7 @@ class ModelRunner:
 
     @property
     def vocab(self) -> int:
-        return self._config.vocab
+        return self._model.config.vocab
 
     @property
     def plan_bytes(self) -> Mapping[str, int]:
@@ -234,30 +233,33 @@ class ModelRunner:
             return
         self._is_closed = True
         self._learn()
-        self._arena.close()
+        self._model.arena.close()
 
     def _learn(self) -> None:
         learned = self._options.learned_profile
         if learned is None or self._num_rows == 0:
             return
         try:
-            learn(learned, self._arena.layout, self._profile.fingerprint, self._cache.total_uses, self._num_rows)
+            learn(learned, self._model.arena.layout, self._profile.fingerprint, self._cache.total_uses, self._num_rows)
         except OSError as error:
             _log.warning("the profile could not be written", path=str(learned), reason=error.strerror)
 
     def _memory(self) -> CardMemory:
         return CardMemory((self._plan.total_bytes - self._given_bytes) // MIB, self._given_bytes // MIB)
 
-    def _warm_up(self, progress: Callable[[int, int], None]) -> None:
-        """Runs the largest chunk with the most logits, then forgets its counts. What it leaves in the cache is overwritten."""
+    def _warm_up(self, progress: Callable[[int, int], None]) -> tuple[int, int]:
+        """Runs the largest chunk with the most logits; what it leaves in the key/value cache is overwritten.
+
+        Returns how many routed rows it took in slots and in the arena, which are nobody's.
+        """
         sizes = self._options.sizes
         try:
             self._graph.run([0] * sizes.max_rows, 0, sizes.max_logits)
         except EngineError as error:
             raise EngineError(f"the warm-up failed: {error.message}") from None
         self._cache.forget_uses()
-        self._warm_rows = (self._graph.table.own_rows, self._graph.table.host_rows)
         progress(sizes.max_rows, sizes.max_rows)
+        return self._graph.table.own_rows, self._graph.table.host_rows
 
 
 def choose_isa(wanted: str) -> str:
@@ -270,9 +272,9 @@ def choose_isa(wanted: str) -> str:
     return wanted
 
 
-def _only_card(plan: Plan) -> CardPlan:
-    (card,) = plan.cards
-    return card
+def _profile(named: Path | None, learned: Path, layout: ArenaLayout, fingerprint: str) -> Profile:
+    """The profile that the settings name, which must be right, or else the one learned here, if there is one."""
+    return load_profile(learned, layout, fingerprint) if named is None else read_profile(named, layout, fingerprint)
 
 
 def _default_state_dir() -> Path:

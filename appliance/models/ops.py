@@ -22,7 +22,7 @@ QUANTISED_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
-class CardMemory:
+class ModelMemory:
     """What a forward pass works on: memory of one card, filled by the engine."""
 
     matrices: Mapping[str, native.Matrix]
@@ -49,7 +49,7 @@ class Heads:
 class Ops:
     """Records one program. Used once, while the engine starts."""
 
-    def __init__(self, program: native.Program, card: native.HostCard, config: ModelConfig, memory: CardMemory) -> None:
+    def __init__(self, program: native.Program, card: native.HostCard, config: ModelConfig, memory: ModelMemory) -> None:
         self._recorder = native.Recorder(program, card)
         self._config = config
         self._memory = memory
