@@ -21,6 +21,7 @@ from enum import Enum, auto
 
 _THINK, _END_THINK = "<think>", "</think>"
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
+_MAY_BE_OBJECT = re.compile(r"\s*(?:\{|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class ReplyStream:
         """Tags and white space that begin the `raw` of the next part."""
         self._behind_tag = in_reasoning
         self._num_calls = 0
+        self._num_searched = 0
+        """Characters of an unfinished call in which its end does not begin, so that a long one is not searched again and again."""
         self._parts: list[ReplyPart] = []
         self._steps = {
             _Place.START: self._step_start,
@@ -146,9 +149,11 @@ class ReplyStream:
 
     def _step_call(self, final: bool) -> bool:
         begin = self._text.index(_CALL) + len(_CALL)
-        end = _end_of_call(self._text, begin)
-        if end is None and not final and _may_be_object(self._text[begin:]):
+        end = _end_of_call(self._text, begin, max(begin, self._num_searched))
+        if end is None and not final and _MAY_BE_OBJECT.match(self._text, begin):
+            self._num_searched = max(begin, len(self._text) - len(_END_CALL) + 1)
             return False
+        self._num_searched = 0
         call = _parse_call(self._text[begin:end])
         self._place = _Place.CONTENT
         if call is None:
@@ -183,13 +188,9 @@ def _certain(text: str, tag: str) -> int:
     return len(text[: len(text) - partial].rstrip())
 
 
-def _may_be_object(text: str) -> bool:
-    return text.lstrip()[:1] in ("", "{")
-
-
-def _end_of_call(text: str, begin: int) -> int | None:
-    """Where the first `</tool_call>` behind `begin` stands that is not inside a JSON string."""
-    end = text.find(_END_CALL, begin)
+def _end_of_call(text: str, begin: int, search_from: int) -> int | None:
+    """Where the first `</tool_call>` stands that is not inside a string of the JSON that begins at `begin`."""
+    end = text.find(_END_CALL, search_from)
     while end >= 0 and _in_string(text[begin:end]):
         end = text.find(_END_CALL, end + 1)
     return None if end < 0 else end
