@@ -20,9 +20,6 @@ from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web.model_info import ModelInfo, SamplingDefaults
 
-DEMO_MODEL = Path(__file__).parents[2] / "models" / "demo.gguf"
-"""Written by `make setup` in a source tree."""
-
 
 @dataclass(frozen=True, slots=True)
 class Appliance:
@@ -37,7 +34,6 @@ class Appliance:
 
 def read_appliance(settings: Settings) -> Appliance:
     """Checks the model's file, plans its memory, builds tokenizer and chat template. TandemError with one sentence."""
-    settings = settings.model_copy(update={"model": settings.model or _demo_model()})
     plan = plan_for(settings)
     settings = plan.settings_for_engines(settings)
     gguf = open_gguf(_model_path(settings))
@@ -66,14 +62,6 @@ def desk_config(settings: Settings, plan: Plan) -> DeskConfig:
 def _engine_argv(settings: Settings, lane: str, card: str, threads: int, share: str) -> tuple[str, ...]:
     options = {"--settings": settings.model_dump_json(), "--card": card, "--lane": lane, "--threads": str(threads), "--share": share}
     return (sys.executable, "-m", "appliance.engine.process", *(word for option in options.items() for word in option))
-
-
-def _demo_model() -> Path:
-    if not DEMO_MODEL.is_file():
-        raise SettingsError(
-            f"no model is named, and the demo model is not at {DEMO_MODEL}; give a GGUF file, or run make setup", param="model"
-        )
-    return DEMO_MODEL
 
 
 def _model_path(settings: Settings) -> Path:
