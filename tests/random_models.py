@@ -140,6 +140,7 @@ def open_runner(
     isa: str = "auto",
     max_swaps: int = 0,
     policy: Policy | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[ModelRunner]:
     """A runner on a host card of its own. `max_logits`: rows whose logits one run can give; all of a chunk by default."""
     loaded = open_gguf(model.path)
@@ -149,7 +150,7 @@ def open_runner(
     with open_arena(model, shm_dir) as arena:
         plan = make_plan(config, loaded.tensors, arena.layout, request, ANY_MACHINE)
         sizes = GraphSizes(plan.chunk, plan.chunk if max_logits is None else max_logits, plan.context, plan.kv_type)
-        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps)
+        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, share)
         profile = Profile.uniform(arena.layout, loaded.fingerprint)
         runner = ModelRunner(OpenModel(loaded, config, arena), plan.cards[0], options, profile=profile, policy=policy)
         try:

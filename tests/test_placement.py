@@ -81,6 +81,14 @@ def test_swaps_in_every_window_do_not_change_a_bit(model: RandomModel, shm_dir: 
         assert runner.stats()["swaps"] >= len(CONTINUATION)
 
 
+def test_lead_and_helper_hold_different_experts_and_give_the_same_bits(model: RandomModel, shm_dir: Path, plain: Logits) -> None:
+    half = NUM_EXPERTS // 2
+    with open_runner(model, shm_dir, slots=half, share=(0, 2)) as lead, open_runner(model, shm_dir, slots=half, share=(1, 2)) as helper:
+        assert not (lead.cache.resident & helper.cache.resident).any()
+        assert same_bits(all_logits(lead), plain)
+        assert same_bits(all_logits(helper), plain)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_threads_do_not_change_a_bit(num_threads: int, model: RandomModel, shm_dir: Path, plain: Logits) -> None:
     with open_runner(model, shm_dir, slots=8, num_threads=num_threads) as runner:
