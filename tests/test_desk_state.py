@@ -211,6 +211,14 @@ class DeskMachine(RuleBasedStateMachine):
     def engine_says_something_else(self, data: st.DataObject, said: Stats | Fatal | ControlError) -> None:
         self.feed(EngineSaid(data.draw(st.sampled_from(self.alive())), said))
 
+    @precondition(lambda self: any(self.engines[name].is_doomed for name in self.alive()))
+    @rule(data=st.data())
+    def doomed_engine_says_what_it_wrote_before(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from([n for n in self.alive() if self.engines[n].is_doomed]))
+        late = self.engines[name].request_id or "r1"
+        said = data.draw(st.sampled_from([READY, Tokens(id=late, ids=[1]), Finished(id=late, reason=FinishReason.STOP)]))
+        self.feed(EngineSaid(name, said))
+
     @precondition(lambda self: self.alive())
     @rule(data=st.data(), ending=st.sampled_from([Ending(signal=9), Ending(signal=9), Ending(exit_code=1)]))
     def engine_ends(self, data: st.DataObject, ending: Ending) -> None:

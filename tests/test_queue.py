@@ -51,6 +51,9 @@ def test_one_who_comes_back_goes_to_the_end_and_is_told_so() -> None:
     line.append(request("a"))
     assert line.ids == ("b", "a")
     assert line.tell_places() == [Queued(id="b", place=1), Queued(id="a", place=2)]
+    line.remove("a")
+    line.append(request("a"))
+    assert line.tell_places() == [Queued(id="a", place=2)]
 
 
 class LineAgainstList(RuleBasedStateMachine):

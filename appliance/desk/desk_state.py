@@ -154,7 +154,7 @@ class DeskState:
 
     def _route(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        while not self._drains and (head := self._line.head) is not None:
+        while (head := self._line.head) is not None:
             lane = longest_prefix_lane(list(self._lanes.values()), head.prompt)
             if lane is None:
                 break
