@@ -5,18 +5,18 @@
 
 namespace tandem::quant {
 
-TANDEM_HD int iq1_level(uint16_t packed, int i) {
+TANDEM_HD constexpr int iq1_level(uint16_t packed, int i) {
     return ((packed >> 2 * i) & 3) - 1;
 }
-TANDEM_HD int iq2_level(uint16_t packed, int i) {  // 8, 25, 43
+TANDEM_HD constexpr int iq2_level(uint16_t packed, int i) {  // 8, 25, 43
     const int level = (packed >> 2 * i) & 3;
     return 8 + 17 * level + (level == 2 ? 1 : 0);
 }
-TANDEM_HD int iq3_xxs_level(uint16_t packed, int i) {  // 4, 12, ..., 52, 62
+TANDEM_HD constexpr int iq3_xxs_level(uint16_t packed, int i) {  // 4, 12, ..., 52, 62
     const int level = (packed >> 3 * i) & 7;
     return 4 + 8 * level + (level == 7 ? 2 : 0);
 }
-TANDEM_HD int iq3_s_level(uint16_t packed, int i) {
+TANDEM_HD constexpr int iq3_s_level(uint16_t packed, int i) {
     return 1 + 2 * ((packed >> 3 * i) & 7);
 }
 

@@ -8,10 +8,10 @@ namespace {
 
 // Sums of two products in sixteen int16; |weights| * 127 * 2 fits.
 template <class D>
-TANDEM_INLINE __m256i pairs(const Super& weights, const ActGroup& x, int j) {
+TANDEM_INLINE __m256i pairs(const Super& super, const ActGroup& x, int j) {
     const __m256i q = _mm256_load_si256(reinterpret_cast<const __m256i*>(x.q + kBlock * j));
-    const __m256i w = weights.w[j];
-    if constexpr (D::is_signed) return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
+    const __m256i w = super.w[j];
+    if constexpr (D::weights.is_signed) return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
     return _mm256_maddubs_epi16(w, q);
 }
 
@@ -28,11 +28,12 @@ TANDEM_INLINE __m256i add_large(__m256i a, __m256i b, __m256i c, __m256i d) {
 }
 
 template <class D>
-TANDEM_INLINE Dots dots(const Super& weights, const ActGroup& x) {
+TANDEM_INLINE Dots dots(const Super& super, const ActGroup& x) {
     __m256i p[kBlocks];
 #pragma GCC unroll 8
-    for (int j = 0; j < kBlocks; j++) p[j] = pairs<D>(weights, x, j);
-    if constexpr (8 * 127 * D::largest <= 32767) return {add_small(p[0], p[1], p[2], p[3]), add_small(p[4], p[5], p[6], p[7])};
+    for (int j = 0; j < kBlocks; j++) p[j] = pairs<D>(super, x, j);
+    if constexpr (8 * 127 * D::weights.largest <= 32767)
+        return {add_small(p[0], p[1], p[2], p[3]), add_small(p[4], p[5], p[6], p[7])};
     return {add_large(p[0], p[1], p[2], p[3]), add_large(p[4], p[5], p[6], p[7])};
 }
 

@@ -8,13 +8,13 @@ namespace tandem::quant {
 namespace {
 
 template <class D>
-TANDEM_INLINE Dots dots(const Super& weights, const ActGroup& x) {
+TANDEM_INLINE Dots dots(const Super& super, const ActGroup& x) {
     __m256i p[kBlocks];
 #pragma GCC unroll 8
     for (int j = 0; j < kBlocks; j++) {
         const __m256i q = _mm256_load_si256(reinterpret_cast<const __m256i*>(x.q + kBlock * j));
-        const __m256i w = weights.w[j];
-        if constexpr (D::is_signed)
+        const __m256i w = super.w[j];
+        if constexpr (D::weights.is_signed)
             p[j] = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
         else
             p[j] = _mm256_dpbusd_epi32(_mm256_setzero_si256(), w, q);

@@ -6,7 +6,7 @@
 namespace tandem::quant {
 namespace {
 
-// Lane j of the float vectors belongs to block j. A type fills what its Decoder's constants say.
+// Lane j of the float vectors belongs to block j. A decoder fills what its `weights` say.
 struct Super {
     __m256i w[kBlocks];  // 32 weights each: signed, or unsigned and larger by `offset`
     __m256 d;            // scale; without `halves` the integer scale is in it
@@ -15,13 +15,17 @@ struct Super {
     __m256i minima;      // halves: int16 pairs, integer minima likewise
 };
 
+struct Weights {
+    bool is_signed = false;
+    int offset = 0;       // what w is larger by
+    int largest;          // magnitude in w; up to 32, sums of eight products fit int16
+    bool halves = false;  // integer scales and minima belong to sixteen weights
+};
+
 // Types without a decoder of their own are decoded by their scalar code.
 template <class T>
 struct Decoder {
-    static constexpr bool is_signed = true;
-    static constexpr int offset = 0;
-    static constexpr int largest = 128;  // magnitude in w; up to 32 the sums of a block fit int16
-    static constexpr bool halves = true;
+    static constexpr Weights weights = {.is_signed = true, .largest = 128, .halves = true};
 
     static void decode(const uint8_t* p, Super& out) {
         const auto* blocks = reinterpret_cast<const typename T::Block*>(p);

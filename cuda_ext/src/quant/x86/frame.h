@@ -3,6 +3,9 @@
 #pragma once
 #include "quant/row.h"
 #include "quant/x86/decode.h"
+#include "quant/x86/decode_blocks.h"
+#include "quant/x86/decode_iq.h"
+#include "quant/x86/decode_k.h"
 
 namespace tandem::quant {
 namespace {
@@ -23,40 +26,40 @@ TANDEM_INLINE __m256i transpose_add(__m256i a, __m256i b, __m256i c, __m256i d) 
 }
 
 template <class D>
-Dots dots(const Super& weights, const ActGroup& x);
+Dots dots(const Super& super, const ActGroup& x);
 
 // Integer sums of the eight blocks as floats, integer scales applied where they are per sixteen values. All exact.
 template <class D>
-TANDEM_INLINE __m256 block_sums(const Super& weights, const ActGroup& x, __m256i sum16) {
-    const Dots p = dots<D>(weights, x);
-    if constexpr (D::halves) {
+TANDEM_INLINE __m256 block_sums(const Super& super, const ActGroup& x, __m256i sum16) {
+    const Dots p = dots<D>(super, x);
+    if constexpr (D::weights.halves) {
         __m256i first = join_halves(low_half(p.blocks0123), low_half(p.blocks4567));
         __m256i last = join_halves(high_half(p.blocks0123), high_half(p.blocks4567));
-        if constexpr (D::offset != 0) {
-            first = _mm256_sub_epi32(first, _mm256_madd_epi16(sum16, _mm256_set1_epi32(D::offset)));
-            last = _mm256_sub_epi32(last, _mm256_madd_epi16(sum16, _mm256_set1_epi32(D::offset << 16)));
+        if constexpr (D::weights.offset != 0) {
+            first = _mm256_sub_epi32(first, _mm256_madd_epi16(sum16, _mm256_set1_epi32(D::weights.offset)));
+            last = _mm256_sub_epi32(last, _mm256_madd_epi16(sum16, _mm256_set1_epi32(D::weights.offset << 16)));
         }
-        return _mm256_fmadd_ps(_mm256_cvtepi32_ps(last), weights.scale[1],
-                               _mm256_mul_ps(_mm256_cvtepi32_ps(first), weights.scale[0]));
+        return _mm256_fmadd_ps(_mm256_cvtepi32_ps(last), super.scale[1], _mm256_mul_ps(_mm256_cvtepi32_ps(first), super.scale[0]));
     } else {
         __m256i sums = join_halves(_mm_add_epi32(low_half(p.blocks0123), high_half(p.blocks0123)),
                                    _mm_add_epi32(low_half(p.blocks4567), high_half(p.blocks4567)));
-        if constexpr (D::offset != 0) sums = _mm256_sub_epi32(sums, _mm256_madd_epi16(sum16, _mm256_set1_epi16(D::offset)));
+        if constexpr (D::weights.offset != 0)
+            sums = _mm256_sub_epi32(sums, _mm256_madd_epi16(sum16, _mm256_set1_epi16(D::weights.offset)));
         return _mm256_cvtepi32_ps(sums);
     }
 }
 
 // The terms of the eight places of a super-block.
 template <class T>
-TANDEM_INLINE __m256 terms_of(const Super& weights, const ActGroup& x) {
+TANDEM_INLINE __m256 terms_of(const Super& super, const ActGroup& x) {
     using D = Decoder<T>;
     const __m256i sum16 = load256(x.sum16);
-    __m256 value = block_sums<D>(weights, x, sum16);
+    __m256 value = block_sums<D>(super, x, sum16);
     if constexpr (T::has_minima) {
-        const __m256i minima = _mm256_madd_epi16(sum16, D::halves ? weights.minima : _mm256_set1_epi16(1));
-        value = _mm256_fmadd_ps(value, weights.d, _mm256_mul_ps(weights.m, _mm256_cvtepi32_ps(minima)));
+        const __m256i minima = _mm256_madd_epi16(sum16, D::weights.halves ? super.minima : _mm256_set1_epi16(1));
+        value = _mm256_fmadd_ps(value, super.d, _mm256_mul_ps(super.m, _mm256_cvtepi32_ps(minima)));
     } else {
-        value = _mm256_mul_ps(value, weights.d);
+        value = _mm256_mul_ps(value, super.d);
     }
     return _mm256_mul_ps(_mm256_load_ps(x.d), value);
 }
@@ -109,9 +112,9 @@ void dot_block_row(const Row& row) {
     for (int64_t begin = 0; begin < supers.count(); begin += kTree) {
         const int count = static_cast<int>(supers.count() - begin < kTree ? supers.count() - begin : kTree);
         for (int s = 0; s < count; s++) {
-            Super weights;
-            Decoder<T>::decode(supers[begin + s], weights);
-            for (int x = 0; x < row.num_x; x++) terms[x][s] = terms_of<T>(weights, row.x[x].groups[begin + s]);
+            Super super;
+            Decoder<T>::decode(supers[begin + s], super);
+            for (int x = 0; x < row.num_x; x++) terms[x][s] = terms_of<T>(super, row.x[x].groups[begin + s]);
         }
         for (int x = 0; x < row.num_x; x++) {
             for (int s = count; s < kTree; s++) terms[x][s] = _mm256_setzero_ps();

@@ -5,6 +5,8 @@
 #pragma once
 #include <immintrin.h>
 
+#include <cstring>
+
 #include "quant/arithmetic.h"
 
 #define TANDEM_INLINE inline __attribute__((always_inline))
@@ -22,9 +24,12 @@ TANDEM_INLINE uint64_t load_u64(const uint8_t* p) {
     return load_u32(p) | static_cast<uint64_t>(load_u32(p + 4)) << 32;
 }
 
-// Eight bytes, or the low and high halves of sixteen int16 pairs, as floats.
+// Eight integers as floats: bytes, or the even or odd ones of sixteen int16.
+TANDEM_INLINE __m256 floats_of_u8(__m128i v) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v));
+}
 TANDEM_INLINE __m256 floats_of_u8(uint64_t bytes) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes))));
+    return floats_of_u8(_mm_cvtsi64_si128(static_cast<long long>(bytes)));
 }
 TANDEM_INLINE __m256 floats_of_even_i16(__m256i v) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 16), 16));
@@ -32,13 +37,25 @@ TANDEM_INLINE __m256 floats_of_even_i16(__m256i v) {
 TANDEM_INLINE __m256 floats_of_odd_i16(__m256i v) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(v, 16));
 }
+
 TANDEM_INLINE __m256 broadcast_f16(const uint8_t* p) {
     return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(load_u16(p))));
+}
+// The f16 at p, p + stride, ...: one for each of eight blocks.
+template <int stride>
+TANDEM_INLINE __m256 strided_f16(const uint8_t* p) {
+    const auto at = [p](int i) { return static_cast<short>(load_u16(p + i * stride)); };
+    return _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
 }
 
 // Sixteen bytes as their low nibbles, then their high ones.
 TANDEM_INLINE __m256i split_nibbles(__m128i v) {
     return _mm256_and_si256(_mm256_inserti128_si256(_mm256_castsi128_si256(v), _mm_srli_epi16(v, 4), 1), _mm256_set1_epi8(15));
+}
+// Four bytes as their eight nibbles.
+TANDEM_INLINE __m128i eight_nibbles(const uint8_t* p) {
+    const __m128i v = _mm_cvtsi32_si128(static_cast<int>(load_u32(p))), low = _mm_set1_epi8(15);
+    return _mm_unpacklo_epi8(_mm_and_si128(v, low), _mm_and_si128(_mm_srli_epi16(v, 4), low));
 }
 // 32 bits as bytes of 0 or -1.
 TANDEM_INLINE __m256i masks_of_bits(uint32_t bits) {
