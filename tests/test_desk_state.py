@@ -216,8 +216,8 @@ class DeskMachine(RuleBasedStateMachine):
     def doomed_engine_says_what_it_wrote_before(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from([n for n in self.alive() if self.engines[n].is_doomed]))
         late = self.engines[name].request_id or "r1"
-        said = data.draw(st.sampled_from([READY, Tokens(id=late, ids=[1]), Finished(id=late, reason=FinishReason.STOP)]))
-        self.feed(EngineSaid(name, said))
+        lines: list[EngineLine] = [READY, Tokens(id=late, ids=[1]), Finished(id=late, reason=FinishReason.STOP)]
+        self.feed(EngineSaid(name, data.draw(st.sampled_from(lines))))
 
     @precondition(lambda self: self.alive())
     @rule(data=st.data(), ending=st.sampled_from([Ending(signal=9), Ending(signal=9), Ending(exit_code=1)]))
