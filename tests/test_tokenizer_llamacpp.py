@@ -70,7 +70,19 @@ def vectors() -> Path:
     """The folder with llama.cpp's test vocabularies, unpacked from a source package into the project's cache, once."""
     if not (CACHE / "done").exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--no-build-isolation",
+            "--retries",
+            "0",
+        ]
         try:
             subprocess.run([*command, "--dest", str(CACHE), SOURCE], check=True, capture_output=True, timeout=240)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

@@ -47,8 +47,12 @@ class SpecialTokenFinder:
         return starts
 
     def ends_in_part(self, text: str) -> bool:
-        """Whether `text` ends with the beginning of a token, so that text after it could complete one."""
-        return any(self._begins_one(text[-length:]) for length in range(1, min(self._longest, len(text) + 1)))
+        """Whether `text` ends with the beginning of a token, so that text after it could complete one.
+
+        Beginnings with a letter or digit do not count: half of all words end in one.
+        """
+        tails = (text[-length:] for length in range(1, min(self._longest, len(text) + 1)))
+        return any(self._begins_one(tail) for tail in tails if not tail[0].isalnum())
 
     def _begins_one(self, text: str) -> bool:
         place = bisect.bisect_right(self._sorted, text)

@@ -43,7 +43,8 @@ class Tokenizer:
         self.control_ids = frozenset(_ids_of(vocabulary, TokenKind.CONTROL, TokenKind.UNKNOWN))
         """Tokens that steer the model and are no text."""
         texts = vocabulary.texts
-        self._control = SpecialTokenFinder({texts[i]: i for i in self.control_ids})
+        # In conversations plain words are never control tokens: `role` and the like must reach the template as they are.
+        self._control = SpecialTokenFinder({texts[i]: i for i in self.control_ids if not texts[i].isidentifier()})
         user_defined = {texts[i]: i for i in _ids_of(vocabulary, TokenKind.USER_DEFINED)}
         self._user_defined = SpecialTokenFinder(user_defined)
         self._special = SpecialTokenFinder({texts[i]: i for i in self.control_ids} | user_defined)
@@ -79,7 +80,7 @@ class Tokenizer:
     def encode_marked(self, text: str, mark: str) -> list[int]:
         """The token ids of `text` with control tokens read as such, except where a `mark` breaks them; marks are no text.
 
-        `mark` is one character. See `protect`.
+        `mark` is one character. See `protect`. Control tokens whose text is a plain word are never read from text here.
         """
         pieces: list[str | int] = []
         for piece in _cut(self._control, _LONE_SURROGATE.sub("\ufffd", text)):
@@ -92,7 +93,7 @@ class Tokenizer:
     def protect(self, text: str, mark: str) -> str:
         """`text` with a `mark` in every control token spelled out in it, and behind a beginning of one at its end.
 
-        No control token is left in the result, nor can one arise by putting text behind it. Most texts come back as they are.
+        `encode_marked` finds no control token in the result, nor in it and text behind it. Most texts come back as they are.
         """
         starts = self._control.starts(text)
         if starts:
