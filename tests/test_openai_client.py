@@ -9,7 +9,10 @@ from collections.abc import Iterator
 import httpx2
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from appliance.web.schemas import REFUSED, ChatBody, CompletionBody
 from tests.fakes_web import CONTEXT, IM_END, MODEL, FakeServer, running_server, write_vocabulary
 
 LOOP = "abcdefghij"
@@ -243,6 +246,24 @@ def test_what_cannot_be_done_is_400_and_names_the_field(client: openai.OpenAI, o
     error = refused(client, **options)
     assert error.param == param
     assert error.type == "invalid_request_error"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+FUZZED = sorted((ChatBody.model_fields.keys() | CompletionBody.model_fields.keys() | REFUSED.keys()) - {"max_tokens"})
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(["chat/completions", "completions"]), fields=st.dictionaries(st.sampled_from(FUZZED), JSON, max_size=3))
+def test_no_body_is_a_server_error(server: FakeServer, path: str, fields: dict[str, object]) -> None:
+    base = {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+    answer = httpx2.post(f"{server.url}/v1/{path}", json={**base, "max_tokens": 1, **fields}, timeout=60)
+    assert answer.status_code in (200, 400, 404)
+    if answer.status_code != 200:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
 def test_response_format_text_is_no_request_at_all(client: openai.OpenAI) -> None:

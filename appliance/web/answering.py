@@ -24,8 +24,6 @@ log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.2
 """How often a waiting request looks whether its client is still there."""
-_WRITE_LIMIT_S = 60.0
-"""A client that does not read for so long loses its stream."""
 _CLIENT_CLOSED_REQUEST = 499
 
 
@@ -84,7 +82,6 @@ def answer(service: Service, orders: Sequence[Order], dialect: Dialect, delivery
     answers = [Answer(index, len(order.generate.prompt)) for index, order in enumerate(orders)]
     if not delivery.stream:
         return _whole(generation, client, answers, dialect, shared_prompts=_shared_prompts(orders))
-    client.give_up_writing_after(_WRITE_LIMIT_S)
     stream = _Stream(generation, client, answers, dialect, service.settings.keepalive_s)
     response = Response(stream.events(delivery.include_usage, _shared_prompts(orders)), headers=sse.HEADERS)
     response.call_on_close(generation.cancel)  # also when the client left before the first byte and the generator never ran

@@ -17,9 +17,13 @@ from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web import auth, errors, hosts, ops, page, prefix, service
+from appliance.web.client import Client
 from appliance.web.model_info import ModelInfo
 from appliance.web.openai import api
 from appliance.web.schemas import ErrorBody
+
+_SILENCE_S = 60.0
+"""A client that neither sends nor reads for so long, while it is its turn, loses its connection."""
 
 
 def create_app(settings: Settings, desk: Desk, tokenizer: Tokenizer, template: ChatTemplate, model_info: ModelInfo) -> flask.Flask:
@@ -76,4 +80,5 @@ class _Request(flask.Request):
 def _read_json() -> None:
     """Reads the body of every known POST before its schema is looked at; it is kept for the route."""
     if flask.request.method == "POST" and flask.request.endpoint is not None:
+        Client.of(flask.request.environ).give_up_after(_SILENCE_S)
         flask.request.get_json()

@@ -31,7 +31,7 @@ class Client:
         """True once the client has closed its end. Never blocks."""
         return any(events & _GONE for _, events in self._poll.poll(0))
 
-    def give_up_writing_after(self, limit_s: float) -> None:
-        """A client that stays but stops reading makes a write fail after `limit_s` instead of holding its lane for ever."""
+    def give_up_after(self, limit_s: float) -> None:
+        """A client that stays, but stops sending its body or reading its answer for `limit_s`, loses its connection."""
         if self._connection is not None:
             self._connection.settimeout(limit_s)
