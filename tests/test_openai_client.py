@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import openai
@@ -34,13 +35,13 @@ def client(server: FakeServer) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def ask(client: openai.OpenAI, **options: object) -> openai.types.chat.ChatCompletion:
+def ask(client: openai.OpenAI, **options: object) -> Any:
     given = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 12, **options}
-    return client.chat.completions.create(**given)  # type: ignore[no-any-return, call-overload]
+    return client.chat.completions.create(**given)
 
 
-def complete(client: openai.OpenAI, **options: object) -> openai.types.Completion:
-    return client.completions.create(**{"model": MODEL, "prompt": "HI", "temperature": 0, "max_tokens": 12, **options})  # type: ignore[no-any-return, call-overload]
+def complete(client: openai.OpenAI, **options: object) -> Any:
+    return client.completions.create(**{"model": MODEL, "prompt": "HI", "temperature": 0, "max_tokens": 12, **options})
 
 
 def refused(client: openai.OpenAI, **options: object) -> openai.BadRequestError:
@@ -90,7 +91,7 @@ def test_the_prefix_of_a_conversation_is_reused_and_reported(client: openai.Open
 
 
 def test_streamed_chat_has_the_same_text_and_ends_properly(client: openai.OpenAI) -> None:
-    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))  # type: ignore[call-overload]
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert choices[0].delta.role == "assistant"
     assert "".join(choice.delta.content or "" for choice in choices) == "abcdefghijab"
@@ -102,7 +103,7 @@ def test_streamed_chat_has_the_same_text_and_ends_properly(client: openai.OpenAI
 
 
 def test_usage_is_not_streamed_unless_asked_for(client: openai.OpenAI) -> None:
-    chunks = list(ask(client, stream=True))  # type: ignore[call-overload]
+    chunks = list(ask(client, stream=True))
     assert all(chunk.choices for chunk in chunks)
     assert all(chunk.usage is None for chunk in chunks)
 
@@ -111,7 +112,7 @@ def test_usage_is_not_streamed_unless_asked_for(client: openai.OpenAI) -> None:
 def test_a_stop_string_across_tokens_ends_the_answer_before_it(client: openai.OpenAI, stream: bool) -> None:
     answer = ask(client, stop=["zz", "efg"], stream=stream, max_tokens=500)
     if stream:
-        choices = [choice for chunk in answer for choice in chunk.choices]  # type: ignore[attr-defined]
+        choices = [choice for chunk in answer for choice in chunk.choices]
         text, reason = "".join(c.delta.content or "" for c in choices), choices[-1].finish_reason
     else:
         text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
@@ -139,7 +140,7 @@ def test_n_gives_that_many_answers_side_by_side(client: openai.OpenAI, stream: b
     answer = ask(client, n=2, stream=stream, temperature=1.5, seed=7)
     texts = {0: "", 1: ""}
     if stream:
-        for chunk in answer:  # type: ignore[attr-defined]
+        for chunk in answer:
             for choice in chunk.choices:
                 texts[choice.index] += choice.delta.content or ""
     else:
@@ -175,7 +176,7 @@ def test_logprobs_in_chat_have_tokens_bytes_and_the_likeliest(client: openai.Ope
 
 def test_logprobs_and_ids_come_with_the_stream_too(client: openai.OpenAI) -> None:
     chunks = ask(client, stream=True, logprobs=True, top_logprobs=0, stop=["ef"], extra_body={"return_token_ids": True})
-    choices = [choice for chunk in chunks for choice in chunk.choices]  # type: ignore[attr-defined]
+    choices = [choice for chunk in chunks for choice in chunk.choices]
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content or []]
     ids = [token for choice in choices for token in (choice.model_extra or {}).get("token_ids", [])]
     assert bytes(ids).decode() == "".join(entry.token for entry in entries) == "abcdef"
@@ -205,7 +206,7 @@ def test_completions_take_text_and_token_ids(client: openai.OpenAI) -> None:
 
 
 def test_streamed_completions_carry_logprobs_with_offsets(client: openai.OpenAI) -> None:
-    choices = [choice for chunk in complete(client, stream=True, logprobs=2) for choice in chunk.choices]  # type: ignore[attr-defined]
+    choices = [choice for chunk in complete(client, stream=True, logprobs=2) for choice in chunk.choices]
     assert "".join(choice.text for choice in choices) == "abcdefghijab"
     assert choices[-1].finish_reason == "length"
     offsets = [offset for choice in choices if choice.logprobs for offset in choice.logprobs.text_offset]
