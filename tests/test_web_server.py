@@ -171,6 +171,14 @@ def test_a_worker_that_is_killed_is_replaced_with_fresh_engines(vocabulary: Path
             assert stream.read_to_the_end()
 
 
+def test_nothing_outlives_a_killed_server(vocabulary: Path) -> None:
+    with running_server(vocabulary, lanes=1, engine=SLOW) as server:
+        server.wait_until_ready()
+        children = descendants(server)
+        server.process.kill()
+        wait_until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
+
+
 def test_signals_that_would_start_a_second_pair_of_engines_are_ignored(vocabulary: Path) -> None:
     with running_server(vocabulary, lanes=1, engine=SLOW) as server:
         server.wait_until_ready()
