@@ -1,11 +1,10 @@
-# `make help` lists the targets. Everything is set up inside this folder: .venv, build, webui/node_modules, models.
+# `make help` lists the targets. Everything is set up inside this folder: .venv, build, webui/node_modules.
 
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do command -v $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-DEMO_MODEL := models/demo.gguf
 PAGE := appliance/web/static/index.html
 NATIVE_SOURCES := $(shell find cuda_ext -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt')
 
@@ -15,7 +14,7 @@ NATIVE_SOURCES := $(shell find cuda_ext -name '*.cpp' -o -name '*.h' -o -name 'C
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMPS)/runtime $(STAMPS)/native $(PAGE) $(DEMO_MODEL) ## Everything that `make run` needs
+setup: $(STAMPS)/runtime $(STAMPS)/native $(PAGE) ## Everything that `make run` needs
 
 run: setup ## Serve the demo model at http://127.0.0.1:8080 (ARGS="MODEL.gguf --port 9000" for another)
 	$(BIN)/tandem serve $(ARGS)
@@ -44,7 +43,7 @@ format: $(STAMPS)/dev ## Format Python and C++
 native: $(STAMPS)/native ## Build the native module
 
 clean: ## Remove everything that was built
-	rm -rf build dist $(VENV) webui/node_modules appliance/web/static models
+	rm -rf build dist $(VENV) webui/node_modules appliance/web/static
 
 $(STAMPS)/venv: scripts/check_tools.sh
 	scripts/check_tools.sh "$(PYTHON)"
@@ -65,7 +64,3 @@ $(STAMPS)/native: $(STAMPS)/runtime $(NATIVE_SOURCES)
 
 $(PAGE): $(STAMPS)/runtime webui/package.json webui/package-lock.json webui/build.mjs $(wildcard webui/src/*)
 	$(BIN)/python scripts/page.py build
-
-$(DEMO_MODEL): $(STAMPS)/runtime scripts/make_demo_model.py
-	@mkdir -p models
-	$(BIN)/python scripts/make_demo_model.py $@

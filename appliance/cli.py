@@ -62,7 +62,7 @@ def with_settings(*shown: str) -> Callable[[Callable[..., None]], Callable[..., 
             options = {name: values.pop(name) for name in ("model", *names)}
             command(load_settings(options, config=config), **values)
 
-        del run.__wrapped__  # type: ignore[attr-defined]
+        del run.__wrapped__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance.demo import DEMO_MODEL
 from appliance.desk.config import LANE_NAMES, DeskConfig, LaneConfig
 from appliance.errors import SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
@@ -80,7 +81,7 @@ def _model_info(settings: Settings, gguf: GgufFile, plan: Plan) -> ModelInfo:
         created=int(first.stat().st_mtime),
         architecture=plan.config.arch,
         file_bytes=gguf.total_bytes,
-        random_weights=gguf.metadata.get("tandem.random_weights") is True,
+        is_demo=settings.model == DEMO_MODEL,
         sampling=SamplingDefaults.from_metadata(gguf.metadata),
         plan=plan.to_json(),
     )

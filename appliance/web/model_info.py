@@ -50,8 +50,8 @@ class ModelInfo:
     """Seconds since 1970: when the file was written."""
     architecture: str = "unknown"
     file_bytes: int = 0
-    random_weights: bool = False
-    """The built-in demo model: it shows the server at work, but its text means nothing."""
+    is_demo: bool = False
+    """The pocket dictionary that comes with the package."""
     sampling: SamplingDefaults = SamplingDefaults()
     plan: Mapping[str, Any] = field(default_factory=dict)
     """What goes where in bytes, as `tandem plan --json` prints it."""

@@ -21,10 +21,9 @@ export function Header() {
     ${now?.phase === "failed" && html`<p class="notice bad" role="alert">${now.reason}</p>`}
     ${problem.value && html`<p class="notice bad" role="alert">${problem.value}</p>`}
     ${keyWanted.value && html`<${KeyForm} />`}
-    ${now?.model?.random_weights &&
+    ${now?.model?.is_demo &&
     html`<p class="notice">
-      This is the built-in demo model with random weights: it shows the server at work, but what it writes has no meaning. Start
-      <code>tandem serve MODEL.gguf</code> for a real one.
+      This is the demo model, a pocket dictionary: ask it “What is a harbor?”. Start <code>tandem serve MODEL.gguf</code> for a real one.
     </p>`}
   `;
 }
