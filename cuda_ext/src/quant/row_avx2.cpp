@@ -15,11 +15,14 @@ TANDEM_INLINE __m256i pairs(const Super& super, const ActGroup& x, int j) {
     return _mm256_maddubs_epi16(w, q);
 }
 
-// Small weights: sums of eight products still fit int16.
+TANDEM_INLINE __m256i add_mixed16(Mixed m) {
+    return _mm256_add_epi16(m.straight, m.crossed);
+}
+
+// transpose_add of int16 pairs, where sums of eight products still fit int16.
 TANDEM_INLINE __m256i add_small(__m256i a, __m256i b, __m256i c, __m256i d) {
-    const __m256i ab = _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-    const __m256i cd = _mm256_add_epi16(_mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d));
-    return _mm256_madd_epi16(_mm256_add_epi16(even_units(ab, cd), odd_units(ab, cd)), _mm256_set1_epi16(1));
+    const Mixed all = mix_quarters(add_mixed16(mix_halves(a, c)), add_mixed16(mix_halves(b, d)));
+    return _mm256_madd_epi16(add_mixed16(all), _mm256_set1_epi16(1));
 }
 TANDEM_INLINE __m256i add_large(__m256i a, __m256i b, __m256i c, __m256i d) {
     const __m256i one = _mm256_set1_epi16(1);

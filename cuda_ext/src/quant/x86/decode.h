@@ -22,32 +22,9 @@ struct Weights {
     bool halves = false;  // integer scales and minima belong to sixteen weights
 };
 
-// Types without a decoder of their own are decoded by their scalar code.
+// One for each block type: `weights`, and decode(bytes of eight blocks of 32, out).
 template <class T>
-struct Decoder {
-    static constexpr Weights weights = {.is_signed = true, .largest = 128, .halves = true};
-
-    static void decode(const uint8_t* p, Super& out) {
-        const auto* blocks = reinterpret_cast<const typename T::Block*>(p);
-        constexpr int per_block = T::block_values / kBlock;
-        alignas(32) float d[kBlocks], m[kBlocks], scale[2][kBlocks];
-        alignas(32) int16_t minima[2 * kBlocks];
-        for (int j = 0; j < kBlocks; j++) {
-            const Block32 block = T::decode(blocks[j / per_block], j % per_block);
-            out.w[j] = load256(block.w);
-            d[j] = block.d;
-            m[j] = block.m;
-            for (int h = 0; h < 2; h++) {
-                scale[h][j] = static_cast<float>(block.scale[h]);
-                minima[2 * j + h] = static_cast<int16_t>(block.minimum[h]);
-            }
-        }
-        out.d = _mm256_load_ps(d);
-        out.m = _mm256_load_ps(m);
-        for (int h = 0; h < 2; h++) out.scale[h] = _mm256_load_ps(scale[h]);
-        out.minima = load256(minima);
-    }
-};
+struct Decoder;
 
 }  // namespace
 }  // namespace tandem::quant

@@ -82,8 +82,9 @@ struct Decoder<IQ2_XXS> {
             const __m256i patterns = four_patterns(kBookIq2Xxs, [&](int k) { return qs[k]; });
             out.w[j] = apply_signs(patterns, complete_signs(spread_sevens(load_u32(qs + 4))), weights.offset);
         }
-        const __m256i tops = odd_units(load256(b.qs), load256(b.qs + 32));  // blocks 0 1 4 5 2 3 6 7
-        const __m256i s = _mm256_permute4x64_epi64(_mm256_srli_epi32(tops, 28), 0xd8);
+        // The second word of each block: of 0, 4, 1, 5, 2, 6, 3, 7.
+        const __m256i tops = _mm256_blend_epi32(_mm256_srli_epi64(load256(b.qs), 32), load256(b.qs + 32), 0xaa);
+        const __m256i s = _mm256_permutevar8x32_epi32(_mm256_srli_epi32(tops, 28), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
         out.d = odd_scales(eighth(broadcast_f16(b.d)), s);
     }
 };

@@ -1,4 +1,4 @@
-// Decoders of the K types, IQ4_XS and TQ2_0: super-blocks whose weights are plain bit fields.
+// Decoders of the K types, IQ4_XS, TQ1_0 and TQ2_0: super-blocks whose weights need no code book.
 #pragma once
 #include "quant/x86/decode.h"
 
@@ -143,6 +143,35 @@ struct Decoder<TQ2_0> {
     TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
         const auto& b = *reinterpret_cast<const TQ2_0::Block*>(p);
         two_bit_fields(b.qs, out);
+        out.d = broadcast_f16(b.d);
+    }
+};
+
+// Bytes hold base-3 fractions: the next digit is 0, 1 or 2 from 86 and 171 on, the rest is three times the byte.
+TANDEM_INLINE __m256i first_trits(__m256i q) {
+    const __m256i from_1 = _mm256_cmpeq_epi8(_mm256_max_epu8(q, _mm256_set1_epi8(86)), q);
+    const __m256i from_2 = _mm256_cmpeq_epi8(_mm256_max_epu8(q, _mm256_set1_epi8(static_cast<char>(171))), q);
+    return _mm256_sub_epi8(_mm256_setzero_si256(), _mm256_add_epi8(from_1, from_2));
+}
+TANDEM_INLINE __m256i times_three(__m256i q) {
+    return _mm256_add_epi8(q, _mm256_add_epi8(q, q));
+}
+TANDEM_INLINE __m128i times_three(__m128i q) {
+    return _mm_add_epi8(q, _mm_add_epi8(q, q));
+}
+
+template <>
+struct Decoder<TQ1_0> {
+    static constexpr Weights weights = {.offset = 1, .largest = 2};
+    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
+        const auto& b = *reinterpret_cast<const TQ1_0::Block*>(p);
+        __m256i q = load256(b.qs);
+        for (int j = 0; j < 5; j++, q = times_three(q)) out.w[j] = first_trits(q);
+        __m128i r = load128(b.qs + 32), fours = _mm_set1_epi32(static_cast<int>(load_u32(b.qh)));
+        for (int j = 5; j < 7; j++, r = times_three(times_three(r))) out.w[j] = first_trits(join_halves(r, times_three(r)));
+        const __m128i once = times_three(fours), twice = times_three(once), thrice = times_three(twice);
+        fours = _mm_blend_epi32(_mm_blend_epi32(fours, once, 2), _mm_blend_epi32(twice, thrice, 8), 12);
+        out.w[7] = first_trits(join_halves(r, fours));
         out.d = broadcast_f16(b.d);
     }
 };

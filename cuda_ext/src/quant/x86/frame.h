@@ -18,11 +18,13 @@ struct Dots {
     __m256i blocks0123, blocks4567;
 };
 
-// Four vectors of 32-bit units, each with four units per lane to be added, as one vector with a sum for each of the four.
+TANDEM_INLINE __m256i add_mixed32(Mixed m) {
+    return _mm256_add_epi32(m.straight, m.crossed);
+}
+
+// The int32 of each lane of a, b, c, d summed up: per lane [sum a, sum b, sum c, sum d].
 TANDEM_INLINE __m256i transpose_add(__m256i a, __m256i b, __m256i c, __m256i d) {
-    const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-    const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d));
-    return _mm256_add_epi32(even_units(ab, cd), odd_units(ab, cd));
+    return add_mixed32(mix_quarters(add_mixed32(mix_halves(a, c)), add_mixed32(mix_halves(b, d))));
 }
 
 template <class D>

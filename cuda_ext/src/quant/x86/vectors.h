@@ -76,12 +76,18 @@ TANDEM_INLINE __m256i join_halves(__m128i low, __m128i high) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
 }
 
-// Within each 128-bit lane, elements 0, 2 or 1, 3 (of 32 bits) of a, then of b.
-TANDEM_INLINE __m256i even_units(__m256i a, __m256i b) {
-    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0x88));
+// Steps of a transposed sum within 128-bit lanes. Each mixes two vectors so that adding the two results halves the number of
+// elements per block. One blend and one shuffle: shuffles have fewer ports.
+//   halves:  a = [a0 a1], b = [b0 b1] in 64 bits        -> [a0 b1] and [a1 b0], to be added
+//   quarters: [a0 a1 c0 c1], [b0 b1 d0 d1] in 32 bits   -> [a0 b1 c0 d1] and [a1 b0 c1 d0], to be added
+struct Mixed {
+    __m256i straight, crossed;
+};
+TANDEM_INLINE Mixed mix_halves(__m256i a, __m256i b) {
+    return {_mm256_blend_epi32(a, b, 0xcc), _mm256_alignr_epi8(b, a, 8)};
 }
-TANDEM_INLINE __m256i odd_units(__m256i a, __m256i b) {
-    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0xdd));
+TANDEM_INLINE Mixed mix_quarters(__m256i a, __m256i b) {
+    return {_mm256_blend_epi32(a, b, 0xaa), _mm256_shuffle_epi32(_mm256_blend_epi32(a, b, 0x55), 0xb1)};
 }
 
 }  // namespace
