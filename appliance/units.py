@@ -18,7 +18,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Three significant digits and a binary unit: "1.50 GiB", "372 KiB", "17 B"."""
+    """A binary unit and at least three significant digits: "1.50 GiB", "372 KiB", "17 B"."""
     for unit, size in _UNITS:
         if abs(num_bytes) >= size:
             value = num_bytes / size

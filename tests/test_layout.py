@@ -83,7 +83,7 @@ def test_separate_and_fused_files_give_the_same_blobs(tmp_path: Path, shards: in
     for fused in (False, True):
         model, layout = layout_of(write_model(tmp_path / f"{fused}.gguf", ODD, types=types, fused=fused, shards=shards))
         arenas.append(fill(model, layout))
-    assert np.array_equal(*arenas)
+    assert np.array_equal(arenas[0], arenas[1])
 
 
 def fill(model: GgufFile, layout: ArenaLayout) -> np.ndarray:

@@ -14,6 +14,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +54,20 @@ def claim_arena(place: ArenaPlace, on_wait: Callable[[ArenaHeader | None], None]
                     return ArenaFile(place, os.fdopen(os.dup(descriptor), "r+b", buffering=0))
         finally:
             os.close(descriptor)
+
+
+def obtainable_bytes(place: ArenaPlace) -> int:
+    """What lies in the folder already and is to be had for this arena: its own pages, and other models' unused arenas."""
+    try:
+        num_bytes = place.path.stat().st_blocks * 512
+    except OSError:
+        num_bytes = 0
+    if num_bytes >= place.file_bytes:
+        return num_bytes
+    for path in _unused_arenas(place):
+        with _unused(path) as unused_bytes:
+            num_bytes += unused_bytes or 0
+    return num_bytes
 
 
 class ArenaFile:
@@ -179,6 +194,22 @@ def _is_ours(descriptor: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not others_may_write
 
 
+@contextmanager
+def _unused(path: Path) -> Iterator[int | None]:
+    """The bytes of an arena of this user that nobody has mapped, under the owner lock meanwhile; None if it is not one."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        yield None
+        return
+    try:
+        is_arena = _is_ours(descriptor) and os.pread(descriptor, len(MAGIC), 0) == MAGIC
+        is_unused = is_arena and _try_lock(descriptor, fcntl.LOCK_EX) and is_linked(descriptor, path)
+        yield os.fstat(descriptor).st_blocks * 512 if is_unused else None
+    finally:
+        os.close(descriptor)
+
+
 def _try_lock(descriptor: int, operation: int) -> bool:
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
@@ -206,17 +237,9 @@ def _remove_next(candidates: Iterator[Path]) -> bool:
 
 
 def _remove_if_unused(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        is_arena = _is_ours(descriptor) and os.pread(descriptor, len(MAGIC), 0) == MAGIC
-        if not (is_arena and _try_lock(descriptor, fcntl.LOCK_EX) and is_linked(descriptor, path)):
+    with _unused(path) as num_bytes:
+        if num_bytes is None:
             return False
-        num_bytes = os.fstat(descriptor).st_blocks * 512
         path.unlink()
-    finally:
-        os.close(descriptor)
     log.warning("removed an arena that nobody had mapped, to make room", path=str(path), freed=format_bytes(num_bytes))
     return True

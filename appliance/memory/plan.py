@@ -18,6 +18,7 @@ from typing import Any, Literal
 from appliance.errors import SettingsError
 from appliance.gguf_file import TensorInfo, open_gguf
 from appliance.memory.arena import HEADER_BYTES, ArenaPlace
+from appliance.memory.arena_file import obtainable_bytes
 from appliance.memory.budget import Change, Shortage, shortage_error
 from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor
 from appliance.memory.limits import memory_limit, shm_space
@@ -60,7 +61,7 @@ class Machine:
     """What there is to be planned with."""
 
     memory_bytes: int
-    """Host memory that may still be taken, an arena of this model that lies there already included."""
+    """Host memory that may still be taken, an arena that lies there already included."""
     memory_source: str
     shm_bytes: int | None
     """The same for the folder of the arena. None: it has no limit of its own."""
@@ -354,9 +355,9 @@ def _aligned(nbytes: int) -> int:
 
 
 def _this_machine(settings: Settings, place: ArenaPlace) -> Machine:
-    """What is free, the pages of this model's own arena included: they are used, not taken again."""
+    """What is free, with the pages of arenas that are used again or make room."""
     limit, space = memory_limit(), shm_space(settings.shm_dir)
-    held_bytes = place.path.stat().st_blocks * 512 if place.path.is_file() else 0
+    held_bytes = obtainable_bytes(place)
     return Machine(
         memory_bytes=limit.available_bytes + held_bytes,
         memory_source=limit.source,
