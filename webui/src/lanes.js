@@ -26,11 +26,10 @@ export function Lanes() {
 
 function Lane({ lane, context }) {
   const used = lane.context_used ?? 0;
-  const busy = lane.request != null;
   return html`
     <article class="lane">
       <h2>${lane.name} <span class="quiet">${lane.card}</span> <span class="pill ${lane.state}">${lane.state}</span></h2>
-      <p class="rate">${busy ? `${(lane.request.tokens_per_s ?? 0).toFixed(1)} tok/s` : "idle"}</p>
+      <p class="rate">${lane.request ? `${lane.request.tokens_per_s.toFixed(1)} tok/s` : ""}</p>
       <label class="quiet">Context ${count(used)} of ${count(context)} <meter min="0" max=${context || 1} value=${used}></meter></label>
       <${Tiers} stats=${lane.stats} />
       ${lane.restarts > 0 && html`<p class="quiet">Restarted ${lane.restarts} ${lane.restarts === 1 ? "time" : "times"}</p>`}
