@@ -4,10 +4,10 @@ set -u
 python=${1:-}
 missing=()
 
-if [ -z "$python" ]; then
-    missing+=("Python 3.11 or newer (python3)")
+if [ -z "$python" ] || ! version=$("$python" -c 'import platform; print(platform.python_version())' 2>/dev/null); then
+    missing+=("Python 3.11 or newer${python:+; $python does not run} (set PYTHON=/path/to/python)")
 elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    missing+=("Python 3.11 or newer; $python is $("$python" -c 'import platform; print(platform.python_version())') (set PYTHON=/path/to/python)")
+    missing+=("Python 3.11 or newer; $python is $version (set PYTHON=/path/to/python)")
 else
     "$python" -c 'import venv, ensurepip' 2>/dev/null || missing+=("Python's venv module (Debian: apt-get install python3-venv)")
     header=$("$python" -c 'import os, sysconfig; print(os.path.join(sysconfig.get_path("include"), "Python.h"))')
