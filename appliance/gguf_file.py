@@ -88,7 +88,7 @@ class GgufFile:
             digest.update(len(shard.data).to_bytes(8, "little") + shard.header.nbytes.to_bytes(8, "little"))
             digest.update(memoryview(shard.data)[: shard.header.nbytes])
         tensors = list(self.tensors.values())
-        step = max(1, len(tensors) // FINGERPRINT_SAMPLES)
+        step = -(-len(tensors) // FINGERPRINT_SAMPLES) or 1
         for tensor in tensors[::step]:
             middle = tensor.offset + tensor.nbytes // 2
             end = min(middle + FINGERPRINT_SAMPLE_BYTES, tensor.offset + tensor.nbytes)

@@ -1,6 +1,6 @@
 """The tensor types of GGUF: number, name, and how many bytes hold how many values.
 
-Our own table, because importing gguf-py costs a quarter of a second in every process; a test holds it against gguf-py.
+Our own table, because importing gguf-py costs a quarter of a second in every process; tests hold it against gguf-py and the native module.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ _WEIGHTS = (
     GgmlType(34, "TQ1_0", 256, 54),
     GgmlType(35, "TQ2_0", 256, 66),
     GgmlType(41, "Q1_0", 128, 18),
+    GgmlType(42, "Q2_0", 64, 18),
 )
 _OTHERS = (
     GgmlType(9, "Q8_1", 32, 40),

@@ -292,6 +292,7 @@ _SCALES: dict[str, Callable[[NDArray[np.uint8], float], None]] = {
     "TQ1_0": _halves(0.82, 52),
     "TQ2_0": _halves(1.2, 64),
     "Q1_0": _halves(1, 0),
+    "Q2_0": _halves(1.2, 0),
     "IQ1_M": _iq1_m,
     "MXFP4": _mxfp4,
     "NVFP4": _nvfp4,

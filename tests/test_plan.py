@@ -141,7 +141,7 @@ class TestRefusals:
         shown = re.search(r"its largest consumers are (.*?);", message)
         assert shown
         assert len(shown[1].split(", ")) == 3
-        assert shown[1].startswith("the processes 544 MiB, ")
+        assert shown[1].startswith("the processes 512 MiB, ")
 
     def test_both_sizes_and_the_source_of_the_limit_are_named(self) -> None:
         message = refusal(machine=Machine(100 * MIB, "the container's memory limit", None, "/dev/shm"))

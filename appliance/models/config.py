@@ -77,9 +77,14 @@ def read_config(gguf: GgufFile) -> ModelConfig:
     arch = gguf.architecture
     if arch not in _ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{gguf.paths[0]}: architecture {describe(arch)} is not supported; supported are {', '.join(sorted(_ARCHITECTURES))}"
+            f"{gguf.paths[0]}: architecture {describe(arch)} is not supported; supported are {', '.join(supported_architectures())}"
         )
     return _ARCHITECTURES[arch](gguf)
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """In GGUF's names, sorted."""
+    return tuple(sorted(_ARCHITECTURES))
 
 
 def layer_tensor(layer: int, name: str) -> str:
