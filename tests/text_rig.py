@@ -38,12 +38,12 @@ TEXT = """The quick brown fox doesn't jump; it's 12345 times over. He'll say the
 
 @functools.cache
 def trained_merges() -> tuple[str, ...]:
-    """Merges learned from this project's own pages."""
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "LICENSE"))
+    """Merges learned from a text that does not change."""
+    page = (ROOT / "LICENSE").read_text(encoding="utf-8")
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    learner.train_from_iterator([pages, TEXT * 9], trainers.BpeTrainer(vocab_size=1200, initial_alphabet=alphabet, show_progress=False))
+    learner.train_from_iterator([page, TEXT * 9], trainers.BpeTrainer(vocab_size=1200, initial_alphabet=alphabet, show_progress=False))
     merges = json.loads(learner.to_str())["model"]["merges"]
     return tuple(f"{left} {right}" for left, right in merges)
 

@@ -162,8 +162,7 @@ def _read_merges(reader: MetadataReader, index: Mapping[str, int]) -> tuple[tupl
     key = _KEY + "merges"
     merges = reader.strings(key)
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    needed = {*itertools.chain.from_iterable(pairs), *map("".join, pairs)}
-    if not needed <= index.keys():
+    if not all(map(index.__contains__, itertools.chain(itertools.chain.from_iterable(pairs), map("".join, pairs)))):
         rank, fault = next((rank, fault) for rank, pair in enumerate(pairs) if (fault := _merge_fault(pair, index)))
         raise reader.error(f"key {key}, entry {rank}: {merges[rank]!r} {fault}")
     return tuple(dict.fromkeys(pairs))
