@@ -35,7 +35,7 @@ class Settings(BaseModel):
 
     cards: str = Field(
         "auto",
-        description="auto, or one or two of cuda:N or host:N with a comma between. auto: this machine's GPUs, without any two host cards.",
+        description="auto, or one or two of host:N with a comma between (cuda:N is not in this version). auto: host:0,host:1.",
     )
     context: int | None = Field(
         None, ge=16, description="Tokens of prompt and answer together, per lane. None: the model's own, at most 8192."

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from appliance.errors import SettingsError
-from appliance.memory.limits import memory_limit, shm_space, usable_cores
+from appliance.memory.limits import memory_limit, shm_space, usable_cores, visible_gpus
 from appliance.units import GIB, MIB
 
 V1_NO_LIMIT = "9223372036854771712"
@@ -152,3 +152,11 @@ def test_shared_memory_is_that_of_its_file_system(tmp_path: Path) -> None:
 def test_shared_memory_of_a_folder_that_is_not_there_is_a_settings_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be used: No such file or directory"):
         shm_space(tmp_path / "nothing")
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / "dev" / name).touch()
+    assert visible_gpus(tmp_path) == 2
+    assert visible_gpus(tmp_path / "nothing") == 0

@@ -150,3 +150,8 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def visible_gpus(root: Path = Path("/")) -> int:
+    """NVIDIA GPUs that the system shows this process, without waking a driver."""
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia[0-9]*"))

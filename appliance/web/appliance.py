@@ -61,6 +61,7 @@ def desk_config(settings: Settings, plan: Plan) -> DeskConfig:
 
 
 def _engine_argv(settings: Settings, lane: str, card: str, threads: int, share: str) -> tuple[str, ...]:
+    settings = settings.model_copy(update={"log_format": "json"})  # the desk reads it and logs it again in our own form
     options = {"--settings": settings.model_dump_json(), "--card": card, "--lane": lane, "--threads": str(threads), "--share": share}
     return (sys.executable, "-m", "appliance.engine.process", *(word for option in options.items() for word in option))
 

@@ -8,6 +8,7 @@ void bind_program(nb::module_& module);
 void bind_quant(nb::module_& module);
 
 NB_MODULE(_native, module) {
+    nb::set_leak_warnings(false);  // a process that ends with an engine still open gives everything back anyway
     module.doc() = "Kernels of the expert tiers and host cards.";
     bind_quant(module);
     bind_cards(module);
