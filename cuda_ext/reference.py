@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 F32 = np.float32
 Floats = NDArray[np.float32]
-Values = Floats | np.floating[Any] | float
+Values = Floats | NDArray[np.float64] | np.floating[Any] | float
 Ints = NDArray[np.int64]
 Dot = Callable[[Floats, Floats], Floats]
 """Rows of weights [num, columns] and one input [columns] -> [num], in the order of some weight type."""
@@ -26,7 +27,13 @@ KV_TILE = 64
 ATTENTION_SPAN = 256
 _CHAINS = 32
 _BLOCK = 32
+_PLACES = 8
+_GROUP = _BLOCK * _PLACES
+_TREE = 8
 _SMALLEST = F32(2.0**-100)
+_FLOAT_TYPES = (0, 1, 30)
+_MINIMA_FIELDS = {3: (20, 0, 2), 7: (24, 0, 2), 10: (84, 80, 82), 12: (144, 0, 2), 13: (176, 0, 2)}
+"""Q4_1, Q5_1, Q2_K, Q4_K, Q5_K: bytes of a block, offsets of the f16 scale and of the f16 minimum in it."""
 
 # ---- arithmetic ----
 
@@ -98,7 +105,97 @@ def dot_floats(weights: Floats, x: Floats) -> Floats:
     while half:
         acc[:, :half] += acc[:, half : 2 * half]
         half //= 2
-    return acc[:, 0]
+    return acc[:, 0] + F32(0)
+
+
+# ---- quantised rows ----
+
+
+@dataclass(frozen=True)
+class ActivationRow:
+    """q int8 [groups, 256], block scales d float32 [groups, 8], sums of sixteen q int16 [groups, 16]; zero beyond the row's end."""
+
+    q: NDArray[np.int8]
+    d: Floats
+    sum16: NDArray[np.int16]
+
+
+def quantise_row(x: Floats, row_scale: float = 1.0) -> ActivationRow:
+    """Values [values], a multiple of 32. A block with a value that is not finite has a NaN for its scale."""
+    blocks = np.zeros((-(-x.size // _GROUP) * _PLACES, _BLOCK), F32)
+    blocks[: x.size // _BLOCK] = x.reshape(-1, _BLOCK)
+    is_finite = np.isfinite(blocks).all(-1, keepdims=True)
+    amax = np.abs(np.where(is_finite, blocks, F32(0))).max(-1, keepdims=True)
+    is_zero = amax < _SMALLEST
+    inverse = np.where(is_zero, F32(0), F32(127) / np.where(is_zero, F32(1), amax))
+    q = np.rint(np.where(is_finite, blocks, F32(0)) * inverse).astype(np.int8)
+    d = np.where(is_zero, F32(0), (amax / F32(127)) * F32(row_scale))
+    d = np.where(is_finite, d, F32(np.nan))
+    sum16 = q.reshape(-1, 16).sum(-1, dtype=np.int16)
+    return ActivationRow(q.reshape(-1, _GROUP), d.reshape(-1, _PLACES), sum16.reshape(-1, 2 * _PLACES))
+
+
+def dot_rows(type_id: int, weights: NDArray[np.uint8], x: Floats) -> Floats:
+    """Weight rows [rows, row bytes] of a GGML type and one input [values] -> [rows]."""
+    if type_id in _FLOAT_TYPES:
+        return dot_floats(dequantise(type_id, weights), x)
+    act = quantise_row(x)
+    q = act.q.reshape(-1)[: x.size].astype(np.float64)
+    scaled, minima = _parts(type_id, weights)
+    # The sums of a block are exact in float64; one rounding follows.
+    sums = _block_sums(scaled, q)
+    values = sums.astype(F32) if minima is None else fmaf(sums, 1.0, _block_sums(minima, q).astype(F32))
+    return _sum_terms(values * act.d.reshape(-1)[: values.shape[1]])
+
+
+def _block_sums(weights: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
+    sums: NDArray[np.float64] = (weights * q).reshape(len(weights), -1, _BLOCK).sum(-1)
+    return sums
+
+
+def _sum_terms(terms: Floats) -> Floats:
+    """[rows, blocks] -> [rows]: trees over eight super-blocks, one after the other; then a tree over the eight places."""
+    rows, blocks = terms.shape
+    per_tree = _TREE * _PLACES
+    padded = np.zeros((rows, -(-blocks // per_tree) * per_tree), F32)
+    padded[:, :blocks] = terms
+    places = np.zeros((rows, _PLACES), F32)
+    for t in padded.reshape(rows, -1, _TREE, _PLACES).swapaxes(0, 1):
+        pairs = t[:, 0::2] + t[:, 1::2]
+        fours = pairs[:, 0::2] + pairs[:, 1::2]
+        places = places + (fours[:, 0] + fours[:, 1])
+    a = places.T
+    total: Floats = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])) + F32(0)
+    return total
+
+
+def dequantise(type_id: int, rows: NDArray[np.uint8]) -> Floats:
+    """Values [rows, values] as gguf-py reads them; the two types that it does not read, here."""
+    if type_id == 41:  # Q1_0
+        blocks = rows.reshape(-1, 18)
+        codes = np.unpackbits(blocks[:, 2:], axis=-1, bitorder="little").astype(F32) * F32(2) - F32(1)
+    elif type_id == 42:  # Q2_0
+        blocks = rows.reshape(-1, 18)
+        codes = ((blocks[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8)) & 3).reshape(len(blocks), -1).astype(F32) - F32(1)
+    else:
+        values: Floats = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(type_id)).astype(F32, copy=False)
+        return values
+    scales = blocks[:, :2].copy().view(np.float16).astype(F32)
+    return (scales * codes).reshape(len(rows), -1)
+
+
+def _parts(type_id: int, rows: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+    """Scaled weights and, of types that have them, minima; [rows, values] each. Either is exact: it is read with the other at zero."""
+    fields = _MINIMA_FIELDS.get(type_id)
+    if fields is None:
+        return dequantise(type_id, rows).astype(np.float64), None
+    block_bytes, d, m = fields
+    parts = []
+    for silenced in (m, d):
+        blocks = rows.reshape(-1, block_bytes).copy()
+        blocks[:, silenced : silenced + 2] = 0
+        parts.append(dequantise(type_id, blocks.reshape(rows.shape)).astype(np.float64))
+    return parts[0], parts[1]
 
 
 # ---- operations ----
@@ -106,13 +203,9 @@ def dot_floats(weights: Floats, x: Floats) -> Floats:
 
 def quantise(x: Floats) -> tuple[NDArray[np.int8], Floats]:
     """Rows [rows, width] as int8 [rows, width] and block scales [rows, width / 32]."""
-    blocks = x.reshape(len(x), -1, _BLOCK)
-    amax = np.abs(blocks).max(-1)
-    is_zero = amax < _SMALLEST
-    safe = np.where(is_zero, F32(1), amax)
-    q = np.rint(blocks * (F32(127) / safe)[..., None])
-    q[is_zero] = 0
-    return q.astype(np.int8).reshape(x.shape), np.where(is_zero, F32(0), amax / F32(127))
+    rows = [quantise_row(row) for row in x]
+    width = x.shape[1]
+    return np.stack([row.q.reshape(-1)[:width] for row in rows]), np.stack([row.d.reshape(-1)[: width // _BLOCK] for row in rows])
 
 
 def matmul(x: Floats, weights: Floats, residual: Floats | None = None, dot: Dot = dot_floats) -> Floats:
