@@ -20,7 +20,7 @@ const char* isa_name(Isa isa);
 // 256 activations as int8 in blocks of 32, in natural order.
 struct alignas(64) ActGroup {
     int8_t q[256];
-    float d[8];         // block scale: (amax / 127) * row scale; 0 for a zero block
+    float d[8];         // block scale: (amax / 127) * row scale; 0 for a zero block, NaN where a value is not finite
     int16_t sum16[16];  // sums of q over 16 values
 };
 
