@@ -271,6 +271,13 @@ def test_response_format_text_is_no_request_at_all(client: openai.OpenAI) -> Non
     assert ask(client, response_format={"type": "text"}).choices
 
 
+@pytest.mark.parametrize("name", ["messages", "self", "tools", "not a name"])
+def test_template_variables_cannot_replace_what_the_request_says_elsewhere(client: openai.OpenAI, name: str) -> None:
+    error = refused(client, extra_body={"chat_template_kwargs": {name: 1}})
+    assert error.param == "chat_template_kwargs"
+    assert name in error.message
+
+
 def test_a_prompt_over_the_context_says_both_numbers(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(client, prompt=[97] * 5000)

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from appliance.errors import RequestError
 
@@ -176,6 +176,20 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(part) is int for part in value)
 
 
+def _template_variables(value: dict[str, Any]) -> dict[str, Any]:
+    for name in value:
+        if name in _OWN_VARIABLES or not name.isidentifier():
+            raise RequestError(
+                f"chat_template_kwargs cannot set {name!r}; send it as a field of its own if there is one", param="chat_template_kwargs"
+            )
+    return value
+
+
+_OWN_VARIABLES = frozenset({"self", "tokenizer", "messages", "tools", "add_generation_prompt"})
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(_template_variables)]
+"""Variables of the chat template beyond those that the request sets by fields of their own."""
+
+
 class ChatMessage(BaseModel):
     """One message. Clients send back what servers once added to it (`annotations`, `refusal`, ...), so more fields are allowed."""
 
@@ -199,7 +213,7 @@ class ChatBody(AnswerBody):
     tools: list[dict[str, Any]] = Field([], description="Shown to the model if its chat template knows tools.")
     tool_choice: Any = Field("auto", description="`auto` or `none`.")
     reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
-    chat_template_kwargs: dict[str, Any] = Field({}, description="Extension. Handed to the chat template.")
+    chat_template_kwargs: TemplateVariables = Field({}, description="Extension. Handed to the chat template.")
     add_generation_prompt: bool = Field(True, description="Extension.")
 
     @field_validator("tool_choice")
@@ -226,7 +240,7 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
     tools: list[dict[str, Any]] = []
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: TemplateVariables = {}
     add_generation_prompt: bool = True
     add_special: bool = Field(False, description="Add the tokens that the model wants at the beginning.")
     parse_special: bool = Field(True, description="Read `<|im_end|>` and the like as the one token that they name.")

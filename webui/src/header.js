@@ -6,7 +6,13 @@ import { html } from "./html.js";
 import { keyWanted, problem, status } from "./status.js";
 
 const PHASES = { loading: "loading", ready: "ready", draining: "shutting down", failed: "failed" };
-const STAGES = { arena: "Reading experts into shared memory", dense: "Loading dense weights", cache: "Filling the expert caches", warmup: "Warming up" };
+const STAGES = {
+  reserve: "Taking shared memory",
+  arena: "Reading experts into shared memory",
+  dense: "Loading dense weights",
+  cache: "Filling the expert caches",
+  warmup: "Warming up",
+};
 
 export function Header() {
   const now = status.value;
