@@ -20,6 +20,7 @@ from appliance.desk.desk import Desk
 from appliance.desk.status import Phase
 from appliance.desk.ticket import Ticket
 from appliance.errors import EngineError, SettingsError
+from appliance.log import configure_logging
 from appliance.protocol import Finished, FinishReason, Generate, Timings
 from appliance.settings import Settings
 from appliance.web.appliance import read_appliance
@@ -57,6 +58,7 @@ class BenchResult:
 
 def measure(settings: Settings, *, prompt_tokens: int, new_tokens: int, repeat: int) -> BenchResult:
     """Runs the benchmark. SettingsError if the lengths do not fit the context."""
+    configure_logging("warning", settings.log_format)
     appliance = read_appliance(settings)
     model = appliance.model
     if prompt_tokens + new_tokens > model.context:

@@ -45,29 +45,25 @@ def main() -> None:
         sys.exit(1)
 
 
-def with_settings(*shown: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options of the named settings (all of them if none is named) beside its own.
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command every setting as an option beside its own, so that one line of options serves all commands.
 
     The command's first parameter receives the merged `Settings`.
     """
-    names = shown or tuple(name for name in Settings.model_fields if name != "model")
+    names = [name for name in Settings.model_fields if name != "model"]
+    own = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(command, eval_str=True).parameters.values()][1:]
+    parameters = [_model_argument(), *own, _config_option(), *(_option(name, Settings.model_fields[name]) for name in names)]
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(command, eval_str=True).parameters.values()][1:]
-        parameters = [_model_argument(), *(_option(name, Settings.model_fields[name]) for name in names), _config_option(), *own]
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        config = values.pop("config")
+        options = {name: values.pop(name) for name in ("model", *names)}
+        command(load_settings(options, config=config), **values)
 
-        @functools.wraps(command)
-        def run(**values: Any) -> None:
-            config = values.pop("config")
-            options = {name: values.pop(name) for name in ("model", *names)}
-            command(load_settings(options, config=config), **values)
-
-        del run.__wrapped__
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
-
-    return decorate
+    del run.__wrapped__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def _model_argument() -> inspect.Parameter:
@@ -95,7 +91,7 @@ def _option_type(field: FieldInfo) -> Any:
 
 
 @app.command()
-@with_settings()
+@with_settings
 def serve(settings: Settings) -> None:
     """Load a model and serve it over HTTP."""
     from appliance.web.server import run_server
@@ -104,7 +100,7 @@ def serve(settings: Settings) -> None:
 
 
 @app.command()
-@with_settings("cards", "context", "chunk", "kv_type", "slots", "card_memory_mib", "shm_dir")
+@with_settings
 def plan(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -118,7 +114,7 @@ def plan(
 
 
 @app.command()
-@with_settings("cards", "context", "chunk", "kv_type", "slots", "card_memory_mib", "pool_threads", "max_swaps", "isa", "shm_dir")
+@with_settings
 def bench(
     settings: Settings,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
@@ -137,7 +133,7 @@ def bench(
 
 
 @config_app.command("print")
-@with_settings()
+@with_settings
 def config_print(settings: Settings) -> None:
     """Print the merged settings as YAML that `--config` accepts."""
     print(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), end="")

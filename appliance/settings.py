@@ -166,7 +166,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must hold a mapping of settings, not a {type(content).__name__}")
     for name in content:
-        _check_name(str(name), f"{path}: setting {name}", {field: field for field in Settings.model_fields})
+        _check_name(str(name), f"{path}: {name}", {field: field for field in Settings.model_fields})
     return content
 
 

@@ -1,0 +1,86 @@
+"""The command line: every setting is an option of every command, and errors are one sentence and exit code 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from appliance.demo import DEMO_MODEL
+from appliance.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+
+
+def tandem(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")} | variables | {"COLUMNS": "200"}
+    command = [sys.executable, "-m", "appliance.cli", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("command", [("serve",), ("plan",), ("bench",), ("config", "print")])
+def test_every_setting_is_an_option(command: tuple[str, ...]) -> None:
+    text = tandem(*command, "--help").stdout
+    for name in Settings.model_fields:
+        if name != "model":
+            assert f"--{name.replace('_', '-')} " in text, name
+
+
+def test_config_print_writes_what_config_reads(tmp_path: Path) -> None:
+    first = tandem("config", "print", "some.gguf", "--port", "9000", "--allowed-hosts", "a.example,b.example").stdout
+    file = tmp_path / "tandem.yaml"
+    file.write_text(first)
+    assert tandem("config", "print", "--config", str(file)).stdout == first
+    assert yaml.safe_load(first)["port"] == 9000
+
+
+def test_the_demo_model_is_planned_when_none_is_named() -> None:
+    plan = json.loads(tandem("plan", "--json").stdout)
+    assert plan["model"]["architecture"] == "qwen3moe"
+    assert [card["card"] for card in plan["cards"]] == ["host:0", "host:1"]
+    assert str(DEMO_MODEL).endswith(".gguf")
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "expected"),
+    [
+        (("plan", "missing.gguf"), {}, "missing.gguf"),
+        (("plan", "--cards", "cuda:0"), {}, "cuda:0"),
+        (("plan", "--context", "999999999"), {}, "999999999"),
+        (("plan", "--card-memory-mib", "1"), {}, "card-memory-mib"),
+        (("config", "print"), {"TANDEM_PROT": "1"}, "TANDEM_PORT"),
+        (("config", "print", "--port", "0"), {}, "port"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence_and_exit_code_1(words: tuple[str, ...], variables: dict[str, str], expected: str) -> None:
+    result = tandem(*words, **variables)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("tandem: ")
+    assert result.stderr.count("\n") == 1
+    assert expected.replace("-", "_") in result.stderr.replace("-", "_")
+
+
+def test_a_cut_file_is_named_without_loading_anything(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(DEMO_MODEL.read_bytes()[:1_000_000])
+    result = tandem("plan", str(cut))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "cut.gguf" in result.stderr
+
+
+def test_the_version_is_printed() -> None:
+    assert tandem("version").stdout.startswith("tandem ")
+
+
+def test_a_short_benchmark_measures_one_and_two_requests() -> None:
+    result = tandem("bench", "--prompt", "16", "--tokens", "8", "--repeat", "1", "--json")
+    assert result.returncode == 0, result.stderr[-2000:]
+    measured = json.loads(result.stdout)
+    assert measured["alone"]["decode"] > 0
+    assert measured["two_at_once"]["together"] > 0
