@@ -95,7 +95,7 @@ class Block(nn.Module):
         return F.linear(y.transpose(1, 2).reshape(batch, tokens, -1), self.attn_output)
 
     def experts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each expert takes its rows up to a capacity of 2.5 times the even share; rows over it are dropped in training."""
+        """In training each expert takes its rows up to a capacity of 2.5 times the even share, and rows over it are dropped."""
         c, (batch, tokens, hidden) = self.config, x.shape
         rows = x.reshape(-1, hidden)
         probabilities = torch.softmax(F.linear(rows.float(), self.ffn_gate_inp.float()), -1)
@@ -106,7 +106,7 @@ class Block(nn.Module):
         expert = flat[order]
         counts = torch.zeros(c.experts, dtype=torch.long, device=x.device).scatter_add(0, flat, torch.ones_like(flat))
         place = torch.arange(flat.numel(), device=x.device) - (counts.cumsum(0) - counts)[expert]
-        capacity = max(16, int(2.5 * flat.numel() / c.experts))
+        capacity = max(16, int(2.5 * flat.numel() / c.experts)) if self.training else int(counts.max())
         kept = place < capacity
         slot = torch.where(kept, expert * capacity + place, c.experts * capacity)
         token = order // c.top_k
