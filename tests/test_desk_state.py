@@ -386,6 +386,16 @@ def test_engine_that_is_slow_to_cancel_is_replaced_however_often() -> None:
         session.feed(EngineSaid("lead", READY))
 
 
+@pytest.mark.parametrize(("is_complete", "finished", "cancelled"), [(True, 1, 0), (False, 0, 1)])
+def test_an_answer_cut_at_a_stop_string_counts_as_finished(is_complete: bool, finished: int, cancelled: int) -> None:
+    session = Session(1)
+    session.submit("a", [1])
+    session.feed(Cancel("a", is_complete))
+    session.feed(EngineSaid("lead", Finished(id="a", reason=FinishReason.CANCELLED)))
+    counters = session.state.status({}).counters
+    assert (counters.finished, counters.cancelled) == (finished, cancelled)
+
+
 def test_engine_of_another_protocol_is_killed_with_a_sentence() -> None:
     session = Session(1)
     session.feed(EngineEnded("lead", Ending(signal=9)))

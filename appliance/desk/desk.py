@@ -151,8 +151,8 @@ class Desk:
         self._do(actions)
         call.answer.set_result(ticket)
 
-    def _post_cancel(self, request_id: str) -> None:
-        self._post(Cancel(request_id))
+    def _post_cancel(self, request_id: str, is_complete: bool = False) -> None:
+        self._post(Cancel(request_id, is_complete))
 
     def _do(self, actions: Sequence[Action]) -> None:
         """Events go out last, so that whoever has read one finds the status up to date (but for the counts of tokens)."""

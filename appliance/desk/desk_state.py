@@ -41,6 +41,8 @@ class DeskState:
         self._lanes = {name: Lane(name, card, limits) for name, card in lanes}
         self._line = WaitingLine(max_queue)
         self._counters = Counters()
+        self._complete: set[str] = set()
+        """Requests that were cancelled because their answer was complete, until they end."""
         self._loader_runs = False
         self._load: LoadProgress | None = None
         self._loader_fatal: Fatal | None = None
@@ -67,6 +69,8 @@ class DeskState:
         for action in actions:
             if isinstance(action, Deliver):
                 self._count(action.event)
+                if isinstance(action.event, Finished):
+                    self._complete.discard(action.event.id)
         return actions
 
     @property
@@ -94,7 +98,7 @@ class DeskState:
             case Submit():
                 return self._submit(happened.request)
             case Cancel():
-                return self._cancel(happened.request_id, now)
+                return self._cancel(happened, now)
             case EngineSaid():
                 return self._lanes[happened.lane].hear(happened.line, now)
             case EngineEnded():
@@ -143,12 +147,14 @@ class DeskState:
         states = ", ".join(f"{lane.name} {lane.state}" for lane in self._lanes.values())
         return NotReadyError(f"no lane is ready yet ({states}); try again in {retry_after_s} s", retry_after_s=retry_after_s)
 
-    def _cancel(self, request_id: str, now: float) -> list[Action]:
-        if request_id in self._line:
-            self._line.remove(request_id)
-            return [_terminal(request_id, FinishReason.CANCELLED, None)]
+    def _cancel(self, cancel: Cancel, now: float) -> list[Action]:
+        if cancel.request_id in self._line:
+            self._line.remove(cancel.request_id)
+            return [_terminal(cancel.request_id, FinishReason.CANCELLED, None)]
         for lane in self._lanes.values():
-            if lane.run is not None and lane.run.request.id == request_id:
+            if lane.run is not None and lane.run.request.id == cancel.request_id:
+                if cancel.is_complete:
+                    self._complete.add(cancel.request_id)
                 return lane.cancel(now)
         return []
 
@@ -247,7 +253,7 @@ class DeskState:
                 self._counters = replace(now, generated_tokens=now.generated_tokens + len(event.ids))
             case Finished(reason=FinishReason.ERROR):
                 self._counters = replace(now, failed=now.failed + 1)
-            case Finished(reason=FinishReason.CANCELLED):
+            case Finished(reason=FinishReason.CANCELLED) if event.id not in self._complete:
                 self._counters = replace(now, cancelled=now.cancelled + 1)
             case Finished():
                 self._counters = replace(now, finished=now.finished + 1)

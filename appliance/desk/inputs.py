@@ -40,9 +40,11 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Somebody no longer wants the answer. Unknown and ended requests are fine."""
+    """Somebody wants no more of the answer. Unknown and ended requests are fine."""
 
     request_id: str
+    is_complete: bool = False
+    """What there is of the answer is all of it, as after a stop string; it counts as finished."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Ticket:
     reader that fails leaves no lane busy.
     """
 
-    def __init__(self, request_id: str, post_cancel: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, post_cancel: Callable[[str, bool], None]) -> None:
         self.request_id = request_id
         self._post_cancel = post_cancel
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -46,9 +46,16 @@ class Ticket:
 
     def cancel(self) -> None:
         """Gives the request up. Never blocks, may be called again; the terminal event still comes."""
+        self._end(is_complete=False)
+
+    def complete(self) -> None:
+        """Like `cancel`, when what there is of the answer is all of it: it counts as finished."""
+        self._end(is_complete=True)
+
+    def _end(self, is_complete: bool) -> None:
         if not self._cancelled.is_set() and not self.finished:
             self._cancelled.set()
-            self._post_cancel(self.request_id)
+            self._post_cancel(self.request_id, is_complete)
 
     def deliver(self, event: Event) -> None:
         """For the desk thread only."""

@@ -155,7 +155,7 @@ class _Answer:
             visible -= 1
         text = self._text.feed(event.ids[:visible])
         if self._text.stopped:
-            self.ticket.cancel()
+            self.ticket.complete()
         return Piece(self.index, text, tuple(event.ids), tuple((event.logprobs or [])[:visible]))
 
     def _finish(self, event: Finished) -> list[Step]:
