@@ -24,6 +24,7 @@ from appliance.desk.child_process import ChildProcess
 from appliance.desk.config import DeskConfig
 from appliance.desk.desk_state import DeskState
 from appliance.desk.inputs import Cancel, Drain, Ending, EngineEnded, EngineSaid, Input, LoaderEnded, LoaderSaid, Submit, Tick
+from appliance.desk.lane_state import LaneState
 from appliance.desk.lines import parse_line
 from appliance.desk.status import DeskStatus, Phase
 from appliance.desk.ticket import Ticket
@@ -189,7 +190,11 @@ class Desk:
         ticket.deliver(event)
 
     def _publish(self) -> None:
+        before = {lane.name: lane.state for lane in self._status.lanes}
         self._status = self._state.status({name: child.pid for name, child in self._children.items()})
+        for lane in self._status.lanes:
+            if lane.state is LaneState.FAILED and before[lane.name] is not LaneState.FAILED:
+                _log.error("a lane is out of service until the server is restarted", lane=lane.name, reason=lane.reason)
         self._published_s = time.monotonic()
 
     # Child processes
@@ -222,7 +227,9 @@ class Desk:
         child = self._children.pop(name, None)
         if child is not None:
             child.join(_JOIN_S)
-        _log.info("a process ended", lane=name, how=ending.sentence(name))
+        as_wanted = ending.exit_code == 0 or self._state.phase is Phase.DRAINING
+        log = _log.info if as_wanted else _log.warning
+        log("a process ended", lane=name, how=ending.sentence(name))
 
     def _close(self) -> None:
         """Whatever happened: no request without its end, no process, nobody who waits for an answer."""
