@@ -227,9 +227,10 @@ class Desk:
         child = self._children.pop(name, None)
         if child is not None:
             child.join(_JOIN_S)
-        as_wanted = ending.exit_code == 0 or self._state.phase is Phase.DRAINING
-        log = _log.info if as_wanted else _log.warning
-        log("a process ended", lane=name, how=ending.sentence(name))
+        if ending.exit_code == 0 or self._state.phase is Phase.DRAINING:
+            _log.info("a process ended as it should", lane=name)
+        else:
+            _log.warning("a process ended", lane=name, how=ending.sentence(name))
 
     def _close(self) -> None:
         """Whatever happened: no request without its end, no process, nobody who waits for an answer."""
