@@ -146,9 +146,15 @@ def test_n_gives_that_many_answers_side_by_side(client: openai.OpenAI, stream: b
     else:
         for choice in answer.choices:
             texts[choice.index] = choice.message.content or ""
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == 24
     assert all(texts.values())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_counts_each_prompt_once_and_every_answer(client: openai.OpenAI, stream: bool) -> None:
+    extra = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = complete(client, prompt=["ab", "c"], n=2, max_tokens=5, **extra)
+    usage = list(answer)[-1].usage if stream else answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 20, 23)
 
 
 def test_more_answers_than_lanes_are_refused(client: openai.OpenAI) -> None:

@@ -73,6 +73,8 @@ class Delivery:
 
     stream: bool
     include_usage: bool
+    answers_per_prompt: int
+    """`n`: so many orders, one after the other, have the same prompt, which counts once in the usage."""
 
 
 def answer(service: Service, orders: Sequence[Order], dialect: Dialect, delivery: Delivery) -> Response:
@@ -81,14 +83,14 @@ def answer(service: Service, orders: Sequence[Order], dialect: Dialect, delivery
     client = Client.of(request.environ)
     answers = [Answer(index, len(order.generate.prompt)) for index, order in enumerate(orders)]
     if not delivery.stream:
-        return _whole(generation, client, answers, dialect, shared_prompts=_shared_prompts(orders))
+        return _whole(generation, client, answers, dialect, delivery.answers_per_prompt)
     stream = _Stream(generation, client, answers, dialect, service.settings.keepalive_s)
-    response = Response(stream.events(delivery.include_usage, _shared_prompts(orders)), headers=sse.HEADERS)
+    response = Response(stream.events(delivery), headers=sse.HEADERS)
     response.call_on_close(generation.cancel)  # also when the client left before the first byte and the generator never ran
     return response
 
 
-def _whole(generation: Generation, client: Client, answers: Sequence[Answer], dialect: Dialect, shared_prompts: int) -> Response:
+def _whole(generation: Generation, client: Client, answers: Sequence[Answer], dialect: Dialect, answers_per_prompt: int) -> Response:
     try:
         while not generation.ended:
             step = generation.next_step(_LOOK_S)
@@ -100,7 +102,7 @@ def _whole(generation: Generation, client: Client, answers: Sequence[Answer], di
                 answers[step.index].ended = step
     finally:
         generation.cancel()
-    return jsonify(dialect.whole(answers) | {"usage": usage(answers, shared_prompts), "timings": timings(answers)})
+    return jsonify(dialect.whole(answers) | {"usage": usage(answers, answers_per_prompt), "timings": timings(answers)})
 
 
 class _Stream:
@@ -113,13 +115,13 @@ class _Stream:
         self._dialect = dialect
         self._keepalive_s = keepalive_s
 
-    def events(self, include_usage: bool, shared_prompts: int) -> Iterator[bytes]:
+    def events(self, delivery: Delivery) -> Iterator[bytes]:
         """The body. Whatever happens, it ends with `[DONE]` unless the client is gone."""
         yield sse.comment("accepted")
         try:
             yield from self._until_ended()
-            if include_usage:
-                yield sse.event(self._dialect.chunk([]) | {"usage": usage(self._answers, shared_prompts)})
+            if delivery.include_usage:
+                yield sse.event(self._dialect.chunk([]) | {"usage": usage(self._answers, delivery.answers_per_prompt)})
         except _ClientGone:
             return
         except TandemError as error:
@@ -170,17 +172,11 @@ def _comment_for(step: Waiting | Prompting) -> str:
     return f"queued {step.place}" if isinstance(step, Waiting) else f"prompt {step.done}/{step.total}"
 
 
-def _shared_prompts(orders: Sequence[Order]) -> int:
-    """How many answers share each prompt (`n`); a prompt counts once in the usage."""
-    first = orders[0].generate.prompt
-    return next((count for count, order in enumerate(orders) if order.generate.prompt is not first), len(orders))
-
-
-def usage(answers: Sequence[Answer], shared_prompts: int) -> dict[str, Any]:
-    """OpenAI's count of tokens."""
-    prompt = sum(answer.prompt_tokens for answer in answers[::shared_prompts])
+def usage(answers: Sequence[Answer], answers_per_prompt: int) -> dict[str, Any]:
+    """OpenAI's count of tokens: each prompt once, all answers."""
+    prompt = sum(answer.prompt_tokens for answer in answers[::answers_per_prompt])
     completion = sum(len(answer.token_ids) for answer in answers)
-    cached = sum(answer.ended.timings.cached_tokens for answer in answers[::shared_prompts] if answer.ended)
+    cached = sum(answer.ended.timings.cached_tokens for answer in answers[::answers_per_prompt] if answer.ended)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

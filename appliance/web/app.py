@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version as package_version
-from typing import Any, NoReturn
+from typing import Any
 
 import flask
 import orjson
@@ -18,12 +18,14 @@ from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web import auth, errors, hosts, ops, page, prefix, service
 from appliance.web.client import Client
+from appliance.web.json_body import parse_json
 from appliance.web.model_info import ModelInfo
 from appliance.web.openai import api
 from appliance.web.schemas import ErrorBody
 
 _SILENCE_S = 60.0
 """A client that neither sends nor reads for so long, while it is its turn, loses its connection."""
+_KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
 
 
 def create_app(settings: Settings, desk: Desk, tokenizer: Tokenizer, template: ChatTemplate, model_info: ModelInfo) -> flask.Flask:
@@ -37,7 +39,6 @@ def create_app(settings: Settings, desk: Desk, tokenizer: Tokenizer, template: C
         doc_ui=False,
         static_folder=None,
     )
-    app.request_class = _Request
     app.json = _Json(app)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.url_map.strict_slashes = False
@@ -57,7 +58,7 @@ def create_app(settings: Settings, desk: Desk, tokenizer: Tokenizer, template: C
 
 
 class _Json(JSONProvider):
-    """orjson: quick, and refuses what is not JSON (NaN, endless nesting)."""
+    """orjson: quick, and strict about what is JSON."""
 
     def dumps(self, obj: Any, **kwargs: Any) -> str:
         del kwargs
@@ -65,20 +66,25 @@ class _Json(JSONProvider):
 
     def loads(self, s: str | bytes, **kwargs: Any) -> Any:
         del kwargs
-        return orjson.loads(s)
-
-
-class _Request(flask.Request):
-    """Complains about bodies in our own words."""
-
-    def on_json_loading_failure(self, e: ValueError | None) -> NoReturn:
-        if e is None:
-            raise UnsupportedMediaTypeError("the body must be JSON; send Content-Type: application/json")
-        raise RequestError(f"the body is not valid JSON: {e}")
+        return parse_json(s.encode() if isinstance(s, str) else s)
 
 
 def _read_json() -> None:
     """Reads the body of every known POST before its schema is looked at; it is kept for the route."""
-    if flask.request.method == "POST" and flask.request.endpoint is not None:
-        Client.of(flask.request.environ).give_up_after(_SILENCE_S)
-        flask.request.get_json()
+    request = flask.request
+    if request.method != "POST" or request.endpoint is None:
+        return
+    Client.of(request.environ).give_up_after(_SILENCE_S)
+    if not request.is_json:
+        raise UnsupportedMediaTypeError("the body must be JSON; send Content-Type: application/json")
+    _check_length(request)
+    given = request.get_json()
+    if not isinstance(given, dict):
+        raise RequestError(f"the body must be a JSON object, not {_KINDS[type(given)]}")
+
+
+def _check_length(request: flask.Request) -> None:
+    """A body of unknown length is read up to the limit without complaint; whether there is more shows only behind it."""
+    limit = request.max_content_length
+    if request.content_length is None and limit is not None and len(request.get_data()) == limit and request.environ["wsgi.input"].read(1):
+        raise errors.too_large(limit)

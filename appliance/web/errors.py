@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
-from flask import Flask, Response, jsonify
+from flask import Flask, Response, jsonify, request
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
@@ -89,20 +91,41 @@ def _descendants(kind: type[errors.TandemError]) -> Iterator[type[errors.TandemE
         yield from _descendants(child)
 
 
-def explain_validation(error: ValidationError) -> errors.RequestError:
-    """The first complaint of pydantic about a body, as one sentence that names the field."""
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
+def explain_validation(error: ValidationError, given: object) -> errors.RequestError:
+    """A complaint of pydantic about `given`, a body, as one sentence that names the field.
+
+    Of several it is the one that points deepest: where a field may be one of several kinds, that kind is most likely meant.
+    """
+    complaints = error.errors(include_url=False)
+    paths = [_path(complaint, given) for complaint in complaints]
+    path, complaint = max(zip(paths, complaints, strict=True), key=lambda one: len(one[0]))
+    name = ".".join(map(str, path))
+    message = complaint["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    if not path:
-        return errors.RequestError(f"the request's body is wrong: {message}")
-    return errors.RequestError(f"{path}: {message}", param=path)
+    return errors.RequestError(f"{name}: {message}" if name else f"the request's body is wrong: {message}", param=name or None)
+
+
+def _path(complaint: ErrorDetails, given: Any) -> list[int | str]:
+    """Where the complaint points to. pydantic's `loc` also names the kinds that it has tried; they are no part of the body."""
+    path: list[int | str] = []
+    for part in complaint["loc"]:
+        is_given = part in given if isinstance(given, dict) else isinstance(given, list) and isinstance(part, int)
+        is_missing = complaint["type"] == "missing" and part == complaint["loc"][-1]
+        if is_given:
+            given = given[part]
+        if is_given or is_missing:
+            path.append(part)
+    return path
 
 
 def raise_validation(error: ValidationError) -> Response:
     """flask-openapi3's hook for bodies that do not fit their schema."""
-    raise explain_validation(error)
+    raise explain_validation(error, request.get_json())
+
+
+def too_large(limit: int | None) -> errors.PayloadTooLargeError:
+    """For a body of more than `limit` bytes."""
+    return errors.PayloadTooLargeError(f"the request's body is larger than max_body_bytes = {limit}; send less or raise that setting")
 
 
 def install(app: Flask) -> None:
@@ -119,7 +142,7 @@ def _http_error(raised: HTTPException) -> BaseResponse:
     kinds = {
         404: errors.RouteNotFoundError("there is no such route here; docs/api.md lists the routes"),
         405: errors.RouteNotFoundError("this route does not answer this method; docs/api.md lists the routes"),
-        413: errors.PayloadTooLargeError("the request's body is larger than max_body_bytes; send less or raise that setting"),
+        413: too_large(request.max_content_length),
         415: errors.UnsupportedMediaTypeError("the body must be JSON; send Content-Type: application/json"),
     }
     answer = error_response(kinds.get(raised.code, errors.RequestError(raised.description or raised.name)))

@@ -90,7 +90,7 @@ def detokenize(body: DetokenizeBody) -> Response:
 
 def _delivery(body: AnswerBody) -> Delivery:
     options = body.stream_options
-    return Delivery(stream=body.stream, include_usage=options is not None and options.include_usage)
+    return Delivery(stream=body.stream, include_usage=options is not None and options.include_usage, answers_per_prompt=body.n)
 
 
 def _model(model: ModelInfo) -> dict[str, Any]:

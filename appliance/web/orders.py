@@ -31,6 +31,7 @@ def chat_orders(service: Service, body: ChatBody, request_id: str) -> list[Order
     tools = [] if body.tool_choice == "none" else body.tools
     prompt = chat_prompt(service, body.messages, tools, add_generation_prompt=body.add_generation_prompt, **extra)
     top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    _check_prompt(service, prompt, "messages")
     return _orders(service, body, [prompt], request_id, top_logprobs, body.max_completion_tokens or body.max_tokens)
 
 
@@ -40,6 +41,8 @@ def completion_orders(service: Service, body: CompletionBody, request_id: str) -
         service.tokenizer.encode(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else list(prompt)
         for prompt in body.prompts()
     ]
+    for prompt in prompts:
+        _check_prompt(service, prompt, "prompt")
     return _orders(service, body, prompts, request_id, body.logprobs, body.max_tokens)
 
 
@@ -48,8 +51,6 @@ def _orders(
 ) -> list[Order]:
     if body.n > service.model.lanes:
         raise RequestError(f"n is {body.n}, but this server runs {service.model.lanes} at once; send n <= {service.model.lanes}", param="n")
-    for prompt in prompts:
-        _check_prompt(service, prompt)
     sampling = _sampling(service, body)
     stops = tuple(body.stop)
     orders: list[Order] = []
@@ -69,18 +70,19 @@ def _orders(
     return orders
 
 
-def _check_prompt(service: Service, prompt: Sequence[int]) -> None:
+def _check_prompt(service: Service, prompt: Sequence[int], field: str) -> None:
+    """`field` of the request is where the prompt came from."""
     if not prompt:
-        raise RequestError("the prompt is empty; send at least one token", param="prompt")
+        raise RequestError(f"{field}: the prompt is empty; send at least one token", param=field)
     largest = max(prompt)
     if largest >= service.model.vocab:
-        raise RequestError(f"the prompt has token {largest}, but the model's vocabulary ends at {service.model.vocab - 1}", param="prompt")
+        raise RequestError(f"the prompt has token {largest}, but the model's vocabulary ends at {service.model.vocab - 1}", param=field)
     limit = service.model.context
     if len(prompt) >= limit:
         raise ContextLengthError(
             f"This model's maximum context length is {limit} tokens, and the prompt has {len(prompt)}; "
             f"shorten it to {limit - 1} tokens at most so that an answer fits",
-            param="prompt",
+            param=field,
         )
 
 

@@ -72,7 +72,7 @@ class Body(BaseModel):
     @classmethod
     def _only_what_we_obey(cls, given: Any) -> Any:
         if not isinstance(given, dict):
-            raise RequestError(f"the body must be a JSON object, not {_json_kind(given)}")
+            return given
         kept = {}
         for name, value in given.items():
             if name in cls.model_fields:
@@ -92,11 +92,6 @@ def _check_refused(name: str, value: Any, known: Mapping[str, Any]) -> None:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else "leave it out; docs/api.md lists the fields"
     raise RequestError(f"{name} is not a field of this request; {hint}", param=name)
-
-
-def _json_kind(value: Any) -> str:
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
-    return names.get(type(value), type(value).__name__)
 
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -153,14 +148,20 @@ class CompletionBody(AnswerBody):
     @field_validator("prompt", mode="before")
     @classmethod
     def _prompt(cls, value: Any) -> Any:
-        if isinstance(value, str) or _is_ids(value):
+        if isinstance(value, str):
             return value
-        if not isinstance(value, list) or not all(isinstance(part, str) or _is_ids(part) for part in value):
+        prompts = [value] if _is_ids(value) else value
+        if not isinstance(prompts, list) or not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
             raise RequestError("prompt must be text, a list of token ids, or a list of either", param="prompt")
-        if len({isinstance(part, str) for part in value}) != 1:
+        if [] in prompts:
+            raise RequestError("prompt is empty; send text or at least one token id", param="prompt")
+        if len({isinstance(prompt, str) for prompt in prompts}) != 1:
             raise RequestError("prompt must hold one kind only: a list of texts or a list of lists of token ids", param="prompt")
-        if len(value) > MAX_PROMPTS:
-            raise RequestError(f"{len(value)} prompts were given; at most {MAX_PROMPTS} are allowed", param="prompt")
+        if len(prompts) > MAX_PROMPTS:
+            raise RequestError(f"{len(prompts)} prompts were given; at most {MAX_PROMPTS} are allowed", param="prompt")
+        smallest = 0 if isinstance(prompts[0], str) else min(map(min, prompts))
+        if smallest < 0:
+            raise RequestError(f"prompt has the token id {smallest}; token ids begin at 0", param="prompt")
         return value
 
     def prompts(self) -> list[str] | list[list[int]]:
@@ -173,7 +174,7 @@ class CompletionBody(AnswerBody):
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(part) is int for part in value)
+    return isinstance(value, list) and all(type(part) is int for part in value)
 
 
 def _template_variables(value: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""Request bodies as JSON: strict, but for one thing that clients send in good faith, and with errors that say what and where.
+
+A text cut in the middle of an emoji leaves half of its two UTF-16 units. Clients write that half as an escape (`"\\ud83d"`), which is
+valid JSON but no character; it is read as U+FFFD, as everywhere where bytes are no text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from appliance.errors import RequestError
+
+_ESCAPE = re.compile(rb"\\(?:u(?:[dD][89abAB]HH\\u[dD][c-fC-F]HH|(?P<lone>[dD][89a-fA-F]HH))|.)".replace(b"H", b"[0-9a-fA-F]"), re.DOTALL)
+"""One escape in a JSON text. A surrogate is alone unless the other half follows it, and a pair is matched first."""
+
+
+def parse_json(data: bytes) -> Any:
+    """The value of a JSON text in UTF-8. RequestError that says what is wrong, in which line and column (from 1, in characters)."""
+    if not data:
+        raise RequestError("the body is empty; send a JSON object")
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        return _parse_mended(data, error)
+
+
+def _parse_mended(data: bytes, error: orjson.JSONDecodeError) -> Any:
+    """Another try without lone surrogates. The mended text is as long as the given one, so places in it are the same."""
+    mended = _ESCAPE.sub(lambda escape: rb"\ufffd" if escape["lone"] else escape[0], data)
+    if mended != data:
+        try:
+            return orjson.loads(mended)
+        except orjson.JSONDecodeError as second:
+            error = second
+    raise RequestError(_complaint(data, error))
+
+
+def _complaint(data: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        data.decode()
+    except UnicodeDecodeError as no_text:
+        before = data[: no_text.start].decode()
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        return f"the body is not UTF-8: byte 0x{data[no_text.start]:02x} at line {line} column {column}; send JSON in UTF-8"
+    return f"the body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}"

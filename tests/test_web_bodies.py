@@ -1,0 +1,190 @@
+"""Request bodies that are no JSON, or no request: one sentence of our own, which names the place or the field. Without a server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from werkzeug.test import Client, EnvironBuilder
+
+from appliance.desk.config import DeskConfig, LaneConfig
+from appliance.desk.desk import Desk
+from appliance.gguf_file import open_gguf
+from appliance.settings import Settings
+from appliance.text.chat_template import ChatTemplate
+from appliance.text.tokenizer import Tokenizer
+from appliance.web.app import create_app
+from appliance.web.json_body import parse_json
+from appliance.web.model_info import ModelInfo
+from tests.fakes_web import write_vocabulary
+
+ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+LIMIT = 4096
+CONTEXT = 512
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Of an application over a desk that was never started: a good request for an answer is 503."""
+    gguf = open_gguf(write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocabulary.gguf"))
+    tokenizer, template = Tokenizer.from_gguf(gguf), ChatTemplate.from_gguf(gguf)
+    desk = Desk(DeskConfig(lanes=(LaneConfig("lead", "host:0", ("true",)),), loader_argv=("true",)))
+    info = ModelInfo(name="m", context=CONTEXT, vocab=320, lanes=1, created=0)
+    app = create_app(Settings.model_validate({"max_body_bytes": LIMIT}), desk, tokenizer, template, info)
+    yield app.test_client()
+    template.close()
+
+
+def error_of(answer: Any) -> dict[str, Any]:
+    assert set(answer.get_json()) == {"error"}
+    error: dict[str, Any] = answer.get_json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def refused(client: Client, route: str, body: dict[str, object]) -> dict[str, Any]:
+    answer = client.post(route, json=body)
+    assert answer.status_code == 400
+    return error_of(answer)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "the body is empty; send a JSON object"),
+        (b"{", "the body is not valid JSON: .* at line 1 column 2"),
+        (b'{\n  "a": NaN}', "the body is not valid JSON: .* at line 2 column 8"),
+        (b'{"a": 1,}', "the body is not valid JSON: .* at line 1 column 8"),
+        (b"[" * LIMIT, "the body is not valid JSON: .*depth.* at line 1 column 10.."),
+        (b'{"a": "\xff"}', "the body is not UTF-8: byte 0xff at line 1 column 8"),
+        ('{\n"ä": "'.encode() + b"\xed\xa0\x80", "the body is not UTF-8: byte 0xed at line 2 column 7"),
+        (b'{"a": "\\ud83d", x}', "the body is not valid JSON: .* at line 1 column 17"),
+        (b'{"a": "\\ud8zz"}', "the body is not valid JSON: .* at line 1"),
+        (b"[1]", "the body must be a JSON object, not an array"),
+        (b'"{}"', "the body must be a JSON object, not a string"),
+        (b"null", "the body must be a JSON object, not null"),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_told_what_is_wrong_and_where(client: Client, route: str, body: bytes, sentence: str) -> None:
+    answer = client.post(route, data=body, content_type="application/json")
+    assert answer.status_code == 400
+    error = error_of(answer)
+    assert (error["code"], error["param"]) == ("invalid_request", None)
+    assert re.match(sentence, error["message"]), error["message"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("media_type", ["text/plain", ""])
+def test_a_body_that_is_not_announced_as_json_is_415(client: Client, route: str, media_type: str) -> None:
+    answer = client.post(route, data=b"{}", content_type=media_type)
+    assert answer.status_code == 415
+    assert error_of(answer)["code"] == "unsupported_media_type"
+
+
+def of_unknown_length(client: Client, body: bytes) -> Any:
+    """A POST whose length the server is not told, as with chunks."""
+    environ = EnvironBuilder("/tokenize", method="POST", content_type="application/json").get_environ()
+    environ.pop("CONTENT_LENGTH", None)
+    return client.open({**environ, "wsgi.input": BytesIO(body), "wsgi.input_terminated": True})
+
+
+@pytest.mark.parametrize(("length", "status"), [(LIMIT, 200), (LIMIT + 1, 413), (40 * LIMIT, 413)])
+def test_the_limit_of_bodies_is_the_same_with_and_without_a_known_length(client: Client, length: int, status: int) -> None:
+    body = b'{"content": "x"}'.ljust(length)
+    for answer in (client.post("/tokenize", data=body, content_type="application/json"), of_unknown_length(client, body)):
+        assert answer.status_code == status
+        if status == 413:
+            assert error_of(answer)["code"] == "payload_too_large"
+            assert str(LIMIT) in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize(
+    ("escaped", "text"),
+    [
+        (r"a\ud83d", "a\ufffd"),
+        (r"\ude00b", "\ufffdb"),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\uD83D\uDE00", "\U0001f600"),
+        (r"\ud83d \\ud83d", "\ufffd \\ud83d"),
+        (r"\\\udbff", "\\\ufffd"),
+    ],
+)
+def test_half_an_emoji_is_read_as_a_replacement_character(escaped: str, text: str) -> None:
+    assert parse_json(f'{{"{escaped}": ["{escaped}"]}}'.encode()) == {text: [text]}
+
+
+@given(st.text(st.characters(exclude_categories=()) | st.sampled_from('\ud83d\ude00\\"u')))
+def test_every_text_that_python_escapes_is_read_with_its_lone_surrogates_replaced(text: str) -> None:
+    pairs_joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    assert parse_json(json.dumps({"text": text}).encode()) == {"text": pairs_joined}
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/chat/completions", r'{"messages": [{"role": "user", "content": "cut \ud83d"}]}'),
+        ("/v1/chat/completions", r'{"messages": [{"role": "user", "content": "x"}], "stop": ["\ude00"]}'),
+        ("/v1/completions", r'{"prompt": "cut \ud83d"}'),
+        ("/v1/completions", r'{"prompt": ["cut \ud83d", "y"]}'),
+    ],
+)
+def test_half_an_emoji_is_no_reason_to_refuse_a_request(client: Client, route: str, body: str) -> None:
+    answer = client.post(route, data=body, content_type="application/json")
+    assert error_of(answer)["code"] == "not_ready"
+
+
+def test_tokenize_reads_half_an_emoji_as_the_replacement_character(client: Client) -> None:
+    half = client.post("/tokenize", data=r'{"content": "\ud83d"}', content_type="application/json").get_json()
+    assert half == client.post("/tokenize", json={"content": "\ufffd"}).get_json()
+
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        (TEXT, {"prompt": [5, -1]}, "prompt"),
+        (TEXT, {"prompt": [[5], [-1]]}, "prompt"),
+        (TEXT, {"prompt": ["a", [1]]}, "prompt"),
+        (TEXT, {"prompt": [1.5]}, "prompt"),
+        (TEXT, {}, "prompt"),
+        (TEXT, {"prompt": "x" * CONTEXT}, "prompt"),
+        (TEXT, {"prompt": "x", "logit_bias": {"x": 1}}, "logit_bias.x"),
+        (TEXT, {"prompt": "x", "logit_bias": {"7": 1000}}, "logit_bias.7"),
+        (TEXT, {"prompt": "x", "stream_options": 3}, "stream_options"),
+        (TEXT, {"prompt": "x", "stream_options": {"include_usage": "perhaps"}}, "stream_options.include_usage"),
+        (TEXT, {"prompt": "x", "temperature": "hot"}, "temperature"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "x"}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        (CHAT, {"messages": [{"role": "user", "content": ["x", 3]}]}, "messages.0.content.0"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role"),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools.0"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens.1"),
+    ],
+)
+def test_param_names_the_field_as_the_request_has_it(client: Client, route: str, body: dict[str, object], param: str) -> None:
+    error = refused(client, route, body)
+    assert error["param"] == param
+    assert param.partition(".")[0] in error["message"] or error["code"] == "context_length_exceeded"
+
+
+def test_a_token_id_below_zero_is_named(client: Client) -> None:
+    assert "-7" in refused(client, TEXT, {"prompt": [5, -7]})["message"]
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [[5], []], ""])
+def test_an_empty_prompt_is_said_to_be_empty(client: Client, prompt: object) -> None:
+    error = refused(client, TEXT, {"prompt": prompt})
+    assert error["param"] == "prompt"
+    assert "empty" in error["message"]
