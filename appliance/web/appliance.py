@@ -6,6 +6,7 @@ Read in the first process, so that what is wrong with file or settings ends in o
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,15 @@ from appliance.demo import DEMO_MODEL
 from appliance.desk.config import LANE_NAMES, DeskConfig, LaneConfig
 from appliance.errors import SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
+from appliance.memory.layout import arena_layout
 from appliance.memory.limits import usable_cores
 from appliance.memory.plan import Plan, plan_for
+from appliance.memory.profile import read_profile
+from appliance.models.config import read_config
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
+from appliance.web.auth import KeyRing
 from appliance.web.model_info import ModelInfo, SamplingDefaults
 
 
@@ -35,9 +40,12 @@ class Appliance:
 
 def read_appliance(settings: Settings) -> Appliance:
     """Checks the model's file, plans its memory, builds tokenizer and chat template. TandemError with one sentence."""
+    _check_files(settings)
     plan = plan_for(settings)
     settings = plan.settings_for_engines(settings)
     gguf = open_gguf(_model_path(settings))
+    if settings.profile is not None:
+        read_profile(settings.profile, arena_layout(gguf, read_config(gguf)), gguf.fingerprint)  # the engines read it again
     ChatTemplate.from_gguf(gguf).close()  # says now what is wrong with it; the worker opens its own
     return Appliance(
         settings=settings,
@@ -46,6 +54,18 @@ def read_appliance(settings: Settings) -> Appliance:
         tokenizer=Tokenizer.from_gguf(gguf),
         model=_model_info(settings, gguf, plan),
     )
+
+
+def _check_files(settings: Settings) -> None:
+    """Says now what is wrong with what worker and loader open later. SettingsError."""
+    if settings.api_key_file is not None:
+        KeyRing.from_file(settings.api_key_file)
+    try:
+        with tempfile.TemporaryFile(dir=settings.shm_dir):
+            pass
+    except OSError as error:
+        message = f"no file can be made in shm_dir {settings.shm_dir}: {error.strerror}; name a folder in shared memory"
+        raise SettingsError(message, param="shm_dir") from None
 
 
 def desk_config(settings: Settings, plan: Plan) -> DeskConfig:

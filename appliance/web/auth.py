@@ -25,8 +25,10 @@ class KeyRing:
         """Reads one key per line; empty lines and lines that begin with # do not count. SettingsError if there is none."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"cannot read the API keys in {path}: {error}", param="api_key_file") from None
+        except OSError as error:
+            raise SettingsError(f"cannot read the API keys in {path}: {error.strerror}", param="api_key_file") from None
+        except UnicodeDecodeError:
+            raise SettingsError(f"cannot read the API keys in {path}: it is no text in UTF-8", param="api_key_file") from None
         keys = frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
         if not keys:
             raise SettingsError(f"{path} holds no API key; write one per line, or leave api_key_file out", param="api_key_file")

@@ -120,14 +120,16 @@ class _Server(BaseApplication):  # type: ignore[misc]
             self.cfg.set(name, value)
 
     def load(self) -> flask.Flask:
-        """In the worker: starts the desk and makes the application."""
+        """In the worker: makes the application and starts the desk, in this order, since a key file may be gone by now."""
         appliance = self._appliance
         self._template = ChatTemplate.from_gguf(appliance.gguf)
-        self._desk = Desk(appliance.desk).start()
+        desk = Desk(appliance.desk)
+        app = create_app(appliance.settings, desk, appliance.tokenizer, self._template, appliance.model)
+        self._desk = desk.start()
         self._watch = StartWatch(self._desk, self._url, self._on_start_failure)
         self._watch.start()
         log.info("listening", url=self._url, model=appliance.model.name)
-        return create_app(appliance.settings, self._desk, appliance.tokenizer, self._template, appliance.model)
+        return app
 
     def drain(self) -> None:
         """In the worker: refuses new requests, lets running ones go on for `drain_s`, ends the engines. Blocks until then."""
