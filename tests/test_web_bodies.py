@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from werkzeug.test import Client, EnvironBuilder
 
 from appliance.desk.config import DeskConfig, LaneConfig
 from appliance.desk.desk import Desk
+from appliance.errors import RequestError
 from appliance.gguf_file import open_gguf
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
@@ -22,6 +24,7 @@ from appliance.text.tokenizer import Tokenizer
 from appliance.web.app import create_app
 from appliance.web.json_body import parse_json
 from appliance.web.model_info import ModelInfo
+from appliance.web.schemas import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tests.fakes_web import write_vocabulary
 
 ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
@@ -188,3 +191,30 @@ def test_an_empty_prompt_is_said_to_be_empty(client: Client, prompt: object) -> 
     error = refused(client, TEXT, {"prompt": prompt})
     assert error["param"] == "prompt"
     assert "empty" in error["message"]
+
+
+def many(item: object) -> list[object]:
+    return [item] * 200_000
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (DetokenizeBody, {"tokens": many(-1)}),
+        (CompletionBody, {"prompt": many("x")}),
+        (CompletionBody, {"prompt": many([-1])}),
+        (CompletionBody, {"prompt": "x", "stop": many("")}),
+        (CompletionBody, {"prompt": "x", "logit_bias": {f"x{number}": 1 for number in range(200_000)}}),
+        (ChatBody, {"messages": many({})}),
+        (ChatBody, {"messages": [{"role": "user", "content": many(3)}]}),
+        (ChatBody, {"messages": [{"role": "assistant", "tool_calls": many(3)}]}),
+        (ChatBody, {"messages": [{"role": "user", "content": "x"}], "tools": many(3)}),
+        (TokenizeBody, {"messages": many({})}),
+        (TokenizeBody, {"messages": [{"role": "user", "content": "x"}], "tools": many(3)}),
+    ],
+)
+def test_a_body_that_is_wrong_many_times_over_is_given_up_early(schema: type[Body], body: dict[str, object]) -> None:
+    with pytest.raises((ValidationError, RequestError)) as caught:
+        schema.model_validate(body)
+    complaints = caught.value.error_count() if isinstance(caught.value, ValidationError) else 1
+    assert complaints < 10

@@ -96,7 +96,7 @@ def explain_validation(error: ValidationError, given: object) -> errors.RequestE
 
     Of several it is the one that points deepest: where a field may be one of several kinds, that kind is most likely meant.
     """
-    complaints = error.errors(include_url=False)
+    complaints = error.errors(include_url=False, include_context=False, include_input=False)
     paths = [_path(complaint, given) for complaint in complaints]
     path, complaint = max(zip(paths, complaints, strict=True), key=lambda one: len(one[0]))
     name = ".".join(map(str, path))

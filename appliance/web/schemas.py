@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -19,6 +19,11 @@ MAX_STOPS = 16
 MAX_PROMPTS = 16
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+MAX_BIASES = 10_000
+
+Item = TypeVar("Item")
+ListOf: TypeAlias = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is given up at its first wrong item: a complaint about each of millions would cost gigabytes."""
 
 HARMLESS = frozenset(
     {
@@ -126,6 +131,13 @@ class AnswerBody(Body):
     ignore_eos: bool = Field(False, description="Extension. Go on past the end of the answer until max_tokens.")
     return_token_ids: bool = Field(False, description="Extension. Add `token_ids` to each choice.")
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _biases(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_BIASES:
+            raise RequestError(f"logit_bias has {len(value)} tokens; at most {MAX_BIASES} are allowed", param="logit_bias")
+        return value
+
     @field_validator("stop", mode="before")
     @classmethod
     def _stops(cls, value: Any) -> Any:
@@ -140,7 +152,7 @@ class AnswerBody(Body):
 class CompletionBody(AnswerBody):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
+    prompt: str | ListOf[str] | ListOf[TokenId] | ListOf[ListOf[TokenId]] = Field(
         description=f"Text, token ids, or a list of up to {MAX_PROMPTS} of either."
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Log-probabilities of the chosen token and the N likeliest.")
@@ -197,21 +209,21 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | ListOf[dict[str, Any]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: ListOf[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
 class ChatBody(AnswerBody):
     """`POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: ListOf[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Needs logprobs.")
-    tools: list[dict[str, Any]] = Field([], description="Shown to the model if its chat template knows tools.")
+    tools: ListOf[dict[str, Any]] = Field([], description="Shown to the model if its chat template knows tools.")
     tool_choice: Any = Field("auto", description="`auto` or `none`.")
     reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
     chat_template_kwargs: TemplateVariables = Field({}, description="Extension. Handed to the chat template.")
@@ -239,8 +251,8 @@ class TokenizeBody(Body):
     model: str | None = None
     content: str | None = Field(None, description="The text. `prompt` is another name for it.")
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
-    tools: list[dict[str, Any]] = []
+    messages: ListOf[ChatMessage] | None = Field(None, min_length=1)
+    tools: ListOf[dict[str, Any]] = []
     chat_template_kwargs: TemplateVariables = {}
     add_generation_prompt: bool = True
     add_special: bool = Field(False, description="Add the tokens that the model wants at the beginning.")
@@ -258,7 +270,7 @@ class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: ListOf[TokenId]
 
 
 class ModelPath(BaseModel):
