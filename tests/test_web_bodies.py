@@ -163,6 +163,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": "x", "logit_bias": {"x": 1}}, "logit_bias.x"),
         (TEXT, {"prompt": "x", "logit_bias": {"7": 1000}}, "logit_bias.7"),
         (TEXT, {"prompt": "x", "stream_options": 3}, "stream_options"),
+        (TEXT, {"prompt": "x", "stream_options": {"include_usege": True}}, "stream_options.include_usege"),
         (TEXT, {"prompt": "x", "stream_options": {"include_usage": "perhaps"}}, "stream_options.include_usage"),
         (TEXT, {"prompt": "x", "temperature": "hot"}, "temperature"),
         (CHAT, {"messages": []}, "messages"),

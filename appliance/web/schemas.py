@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -72,6 +72,8 @@ class Body(BaseModel):
     """Base of all request bodies; null counts as absent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    path: ClassVar[str] = ""
+    """Where it lies in the request's body, with a dot behind."""
 
     @model_validator(mode="before")
     @classmethod
@@ -84,25 +86,28 @@ class Body(BaseModel):
                 if value is not None:
                     kept[name] = value
             elif name not in HARMLESS:
-                _check_refused(name, value, cls.model_fields)
+                _check_refused(name, value, cls)
         return kept
 
 
-def _check_refused(name: str, value: Any, known: Mapping[str, Any]) -> None:
+def _check_refused(name: str, value: Any, body: type[Body]) -> None:
+    path = body.path + name
     if name in REFUSED:
         neutral, instead = REFUSED[name]
         if value is None or value in neutral:
             return
-        raise RequestError(f"{name} is not supported: {instead}", param=name)
-    close = difflib.get_close_matches(name, known, n=1)
+        raise RequestError(f"{path} is not supported: {instead}", param=path)
+    close = difflib.get_close_matches(name, body.model_fields, n=1)
     hint = f"did you mean {close[0]}?" if close else "leave it out; docs/api.md lists the fields"
-    raise RequestError(f"{name} is not a field of this request; {hint}", param=name)
+    raise RequestError(f"{path} is not a field of this request; {hint}", param=path)
 
 
 TokenId = Annotated[int, Field(ge=0)]
 
 
 class StreamOptions(Body):
+    path: ClassVar[str] = "stream_options."
+
     include_usage: bool = Field(False, description="Send one more chunk with the usage at the end.")
     continuous_usage_stats: Literal[False] = False
     include_obfuscation: bool = Field(False, description="Accepted and ignored.")
