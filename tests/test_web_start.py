@@ -56,6 +56,16 @@ def test_a_folder_for_the_arena_in_which_no_file_can_be_made_is_refused(tmp_path
         assert str(folder) in error.message
 
 
+def test_a_folder_for_profiles_is_made_and_refused_if_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (Path("/proc/tandem"), tmp_path / "file"):
+        error = refused(state_dir=folder)
+        assert error.param == "state_dir"
+        assert str(folder) in error.message
+    read_appliance(Settings.model_validate({"model": DEMO_MODEL, "state_dir": tmp_path / "a" / "b"}))
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
 def test_serve_says_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
     words = ["serve", "--api-key-file", str(tmp_path / "nofile"), "--shm-dir", str(tmp_path)]

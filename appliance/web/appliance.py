@@ -5,6 +5,7 @@ Read in the first process, so that what is wrong with file or settings ends in o
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -57,15 +58,22 @@ def read_appliance(settings: Settings) -> Appliance:
 
 
 def _check_files(settings: Settings) -> None:
-    """Says now what is wrong with what worker and loader open later. SettingsError."""
+    """Says now what is wrong with what worker, loader and engines open later. SettingsError."""
     if settings.api_key_file is not None:
         KeyRing.from_file(settings.api_key_file)
+    _check_writable("shm_dir", settings.shm_dir, "name a folder in shared memory")
+    if settings.state_dir is not None:
+        with contextlib.suppress(OSError):  # the check will say why
+            settings.state_dir.mkdir(parents=True, exist_ok=True)
+        _check_writable("state_dir", settings.state_dir, "name another, or leave it out")
+
+
+def _check_writable(setting: str, folder: Path, remedy: str) -> None:
     try:
-        with tempfile.TemporaryFile(dir=settings.shm_dir):
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        message = f"no file can be made in shm_dir {settings.shm_dir}: {error.strerror}; name a folder in shared memory"
-        raise SettingsError(message, param="shm_dir") from None
+        raise SettingsError(f"no file can be made in {setting} {folder}: {error.strerror}; {remedy}", param=setting) from None
 
 
 def desk_config(settings: Settings, plan: Plan) -> DeskConfig:
