@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import re
 import stat
 from collections.abc import Mapping
@@ -95,10 +96,22 @@ class GgufFile:
             digest.update(memoryview(self._shards[tensor.shard].data)[middle:end])
         return digest.hexdigest()
 
+    @cached_property
+    def content_id(self) -> str:
+        """Hex digest of what identifies these very bytes without reading them: the fingerprint and when each shard was last written.
+
+        A copy has the fingerprint of its original, and another content id unless its times were kept.
+        """
+        digest = hashlib.sha256(b"tandem content 1\0" + bytes.fromhex(self.fingerprint))
+        for shard in self._shards:
+            digest.update(shard.modified_ns.to_bytes(16, "little", signed=True))
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
     path: Path
+    modified_ns: int
     data: mmap.mmap
     header: Header
 
@@ -139,10 +152,11 @@ def _open_shard(path: Path) -> _Shard:
         with path.open("rb") as file:
             if file.seek(0, 2) == 0:
                 raise CorruptModelError(f"{path}: the file is empty; download it again")
+            modified_ns = os.fstat(file.fileno()).st_mtime_ns
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelError(f"cannot open {path}: {error.strerror}") from None
-    return _Shard(path, data, parse_header(data, path))
+    return _Shard(path, modified_ns, data, parse_header(data, path))
 
 
 def _pick_from_folder(folder: Path) -> Path:

@@ -23,7 +23,8 @@ from appliance.models.config import read_config
 from appliance.protocol import Fatal, LoadProgress, Word
 
 DEADLINE_S = 60.0
-FINGERPRINT = "0123456789abcdef" * 4
+CONTENT_ID = "0123456789abcdef" * 4
+FINGERPRINT = "f1" * 32
 
 
 @contextmanager
@@ -49,8 +50,8 @@ def small_layout(*, layers: int = 2, experts: int = 3, rows: int = 5) -> ArenaLa
     return ArenaLayout(tuple(built), offset)
 
 
-def place_in(folder: Path, layout: ArenaLayout | None = None, fingerprint: str = FINGERPRINT) -> ArenaPlace:
-    return ArenaPlace(folder, fingerprint, layout or small_layout())
+def place_in(folder: Path, layout: ArenaLayout | None = None, content_id: str = CONTENT_ID) -> ArenaPlace:
+    return ArenaPlace(folder, content_id, layout or small_layout())
 
 
 def claimed(place: ArenaPlace) -> ArenaFile:
@@ -76,7 +77,7 @@ def sealed(place: ArenaPlace, seed: int = 0) -> bytes:
 
 def model_place(model: Path, folder: Path) -> ArenaPlace:
     gguf = open_gguf(model)
-    return ArenaPlace(folder, gguf.fingerprint, arena_layout(gguf, read_config(gguf)))
+    return ArenaPlace(folder, gguf.content_id, arena_layout(gguf, read_config(gguf)))
 
 
 def assert_holds_model(arena: Arena, models: Sequence[Path]) -> None:

@@ -119,7 +119,7 @@ def _tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
 def open_arena(model: RandomModel, shm_dir: Path) -> Iterator[Arena]:
     """The sealed arena of a model, written by the real loader the first time."""
     loaded = open_gguf(model.path)
-    place = ArenaPlace(shm_dir, loaded.fingerprint, arena_layout(loaded, read_config(loaded)))
+    place = ArenaPlace(shm_dir, loaded.content_id, arena_layout(loaded, read_config(loaded)))
     if not place.path.exists():
         Loader(loaded, shm_dir, StringIO()).fill()
     with Arena.open(place) as arena:

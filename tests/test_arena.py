@@ -19,7 +19,7 @@ from appliance.memory.arena import HEADER_BYTES, Arena, ArenaHeader, ArenaPlace,
 from appliance.memory.arena_file import claim_arena
 from appliance.memory.layout import ArenaLayout
 from appliance.memory.limits import MemoryLimit
-from tests.arena_rig import FINGERPRINT, claimed, overwrite, place_in, refuse_to_wait, sealed, shm_folder, small_layout
+from tests.arena_rig import CONTENT_ID, claimed, overwrite, place_in, refuse_to_wait, sealed, shm_folder, small_layout
 
 HEADER_FIELDS_BYTES = 180
 OTHER = "f" * 64
@@ -68,7 +68,7 @@ def test_the_header_lies_as_its_picture_says(place: ArenaPlace) -> None:
     sealed(place)
     page = place.path.read_bytes()[:HEADER_BYTES]
     assert struct.unpack_from("<8sII", page, 0) == (b"TANDEMAR", 1, 2)
-    assert page[16:80].decode() == FINGERPRINT
+    assert page[16:80].decode() == CONTENT_ID
     assert page[80:144].decode() == place.layout.digest()
     assert struct.unpack_from("<QQQ", page, 144) == (place.layout.total_bytes, place.layout.total_bytes, os.getpid())
     assert struct.unpack_from("<I", page, 176) == (zlib.crc32(page[:176]),)
@@ -77,7 +77,7 @@ def test_the_header_lies_as_its_picture_says(place: ArenaPlace) -> None:
 
 @given(st.integers(0, HEADER_FIELDS_BYTES - 1), st.integers(1, 255))
 def test_a_header_with_one_changed_byte_is_none(position: int, change: int) -> None:
-    page = bytearray(ArenaHeader(ArenaState.SEALED, FINGERPRINT, OTHER, 1 << 40, 7, 123, 456).encode())
+    page = bytearray(ArenaHeader(ArenaState.SEALED, CONTENT_ID, OTHER, 1 << 40, 7, 123, 456).encode())
     page[position] ^= change
     descriptor = os.memfd_create("header")
     try:
@@ -114,7 +114,7 @@ def test_an_arena_whose_header_is_damaged_is_refused(place: ArenaPlace) -> None:
 
 
 def test_another_model_under_the_same_name_is_refused(folder: Path, place: ArenaPlace) -> None:
-    twin = place_in(folder, fingerprint=FINGERPRINT[:16] + "0" * 48)
+    twin = place_in(folder, content_id=CONTENT_ID[:16] + "0" * 48)
     sealed(twin)
     assert twin.path == place.path
     with pytest.raises(EngineError, match="another model"):
@@ -200,7 +200,7 @@ def test_an_arena_that_vanishes_while_a_loader_waits_is_begun_anew(place: ArenaP
 
 
 def test_a_stale_arena_is_refilled_in_its_own_space(folder: Path, place: ArenaPlace) -> None:
-    sealed(place_in(folder, fingerprint=FINGERPRINT[:16] + "0" * 48), seed=1)
+    sealed(place_in(folder, content_id=CONTENT_ID[:16] + "0" * 48), seed=1)
     inode = place.path.stat().st_ino
     content = sealed(place, seed=2)
     assert place.path.stat().st_ino == inode
@@ -243,7 +243,7 @@ def test_space_that_a_dead_loader_left_counts_as_free(place: ArenaPlace) -> None
 
 
 def test_an_unused_arena_of_another_model_makes_room(folder: Path, place: ArenaPlace) -> None:
-    other = place_in(folder, fingerprint=OTHER)
+    other = place_in(folder, content_id=OTHER)
     sealed(other)
     with claimed(place) as file:
         file.reserve(lambda _: None, memory_without(other.path))
@@ -251,7 +251,7 @@ def test_an_unused_arena_of_another_model_makes_room(folder: Path, place: ArenaP
 
 
 def test_an_arena_that_an_engine_has_mapped_is_never_removed(folder: Path, place: ArenaPlace) -> None:
-    other = place_in(folder, fingerprint=OTHER)
+    other = place_in(folder, content_id=OTHER)
     sealed(other)
     with Arena.open(other), claimed(place) as file, pytest.raises(MemoryBudgetError):
         file.reserve(lambda _: None, memory_without(other.path))
@@ -259,7 +259,7 @@ def test_an_arena_that_an_engine_has_mapped_is_never_removed(folder: Path, place
 
 
 def test_an_arena_that_a_loader_fills_is_never_removed(folder: Path, place: ArenaPlace) -> None:
-    other = place_in(folder, fingerprint=OTHER)
+    other = place_in(folder, content_id=OTHER)
     with claimed(other) as busy, claimed(place) as file:
         busy.reserve(lambda _: None)
         with pytest.raises(MemoryBudgetError):
@@ -268,14 +268,14 @@ def test_an_arena_that_a_loader_fills_is_never_removed(folder: Path, place: Aren
 
 
 def test_no_arena_is_removed_while_there_is_room(folder: Path, place: ArenaPlace) -> None:
-    other = place_in(folder, fingerprint=OTHER)
+    other = place_in(folder, content_id=OTHER)
     sealed(other)
     sealed(place)
     assert other.path.exists()
 
 
 def test_the_oldest_arena_goes_first_and_no_more_than_needed(folder: Path, place: ArenaPlace) -> None:
-    old, new = place_in(folder, fingerprint="a" * 64), place_in(folder, fingerprint="b" * 64)
+    old, new = place_in(folder, content_id="a" * 64), place_in(folder, content_id="b" * 64)
     for age_s, other in ((200, old), (100, new)):
         sealed(other)
         os.utime(other.path, (1_000_000 - age_s, 1_000_000 - age_s))
@@ -331,3 +331,11 @@ def can_lock(path: Path) -> bool:
 def memory_without(path: Path) -> Callable[[], MemoryLimit]:
     """A limit that leaves nothing as long as this file is there."""
     return lambda: MemoryLimit(1 << 30, 0 if path.exists() else 1 << 30, "a limit")
+
+
+def test_a_sealed_arena_that_was_cut_short_is_filled_again(place: ArenaPlace) -> None:
+    sealed(place)
+    os.truncate(place.path, HEADER_BYTES + 1)
+    content = sealed(place, seed=2)
+    with Arena.open(place) as arena:
+        assert bytes(arena.view(0, 0)) == content[: len(arena.view(0, 0))]

@@ -30,8 +30,8 @@ def test_the_page_quotes_the_constants(words: str) -> None:
 
 def test_the_page_names_the_files_as_they_are_named() -> None:
     place = place_in(Path("<shm_dir>"))
-    _, fingerprint, layout = place.path.name.removesuffix(".arena").split("-")
-    assert str(place.path).replace(fingerprint, "<fingerprint>").replace(layout, "<layout>") in PAGE
+    _, content_id, layout = place.path.name.removesuffix(".arena").split("-")
+    assert str(place.path).replace(content_id, "<content>").replace(layout, "<layout>") in PAGE
     learned = profile.profile_path(Path("<state_dir>"), FINGERPRINT)
     assert str(learned).replace(FINGERPRINT[:16], "<fingerprint>") in PAGE
 

@@ -165,6 +165,15 @@ class TestFingerprint:
         assert open_gguf(first).fingerprint == open_gguf(second).fingerprint
         assert len(bytes.fromhex(open_gguf(first).fingerprint)) == 32
 
+    def test_weights_that_were_changed_in_place_are_other_content(self, tmp_path: Path) -> None:
+        path = write_model(tmp_path / "a.gguf")
+        before = open_gguf(path)
+        os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 1))
+        after = open_gguf(path)
+        assert after.fingerprint == before.fingerprint
+        assert after.content_id != before.content_id
+        assert after.content_id == open_gguf(path).content_id
+
     def test_differs_for_other_weights_under_the_same_header(self, tmp_path: Path) -> None:
         files = [write_model(tmp_path / f"{seed}.gguf", seed=seed) for seed in (0, 1)]
         assert len({open_gguf(file).fingerprint for file in files}) == 2

@@ -144,7 +144,7 @@ class ModelRunner:
             learned_profile=learned,
         )
         profile = _profile(settings.profile, learned, layout, gguf.fingerprint)
-        arena = Arena.open(ArenaPlace(settings.shm_dir, gguf.fingerprint, layout))
+        arena = Arena.open(ArenaPlace(settings.shm_dir, gguf.content_id, layout))
         return cls(OpenModel(gguf, config, arena), plan.card(lane.card), options, profile=profile, report=report)
 
     @property

@@ -1,9 +1,9 @@
 """The arena: every expert of a model once, in one file in shared memory, sealed before anyone reads it.
 
-    <shm_dir>/tandem-<16 digits of the model's fingerprint>-<8 of the layout's digest>.arena
+    <shm_dir>/tandem-<16 digits of the content id>-<8 of the layout's digest>.arena
 
     byte 0        8        12      16           80             144          152           160  168      176    180    4096
-    | magic       | version| state | fingerprint | layout digest | total_bytes | filled_bytes | pid | started | crc32 | zeros | blobs
+    | magic       | version| state | content id  | layout digest | total_bytes | filled_bytes | pid | started | crc32 | zeros | blobs
       "TANDEMAR"    u32      u32     hex, 64       hex, 64         u64           u64            u64   u64       u32
 
     EMPTY ──space taken──> FILLING ──all blobs written──> SEALED      (dead loader: the next one begins again at EMPTY)
@@ -54,7 +54,7 @@ class ArenaState(IntEnum):
 @dataclass(frozen=True, slots=True)
 class ArenaHeader:
     state: ArenaState
-    fingerprint: str
+    content_id: str
     layout_digest: str
     total_bytes: int
     filled_bytes: int
@@ -67,7 +67,7 @@ class ArenaHeader:
             MAGIC,
             VERSION,
             self.state,
-            self.fingerprint.encode(),
+            self.content_id.encode(),
             self.layout_digest.encode(),
             self.total_bytes,
             self.filled_bytes,
@@ -82,11 +82,11 @@ def read_header(descriptor: int) -> ArenaHeader | None:
     page = os.pread(descriptor, HEADER_BYTES, 0)
     if len(page) < HEADER_BYTES:
         return None
-    magic, version, state, fingerprint, digest, total, filled, pid, started = _FIELDS.unpack_from(page)
+    magic, version, state, content_id, digest, total, filled, pid, started = _FIELDS.unpack_from(page)
     (checksum,) = _CHECKSUM.unpack_from(page, _FIELDS.size)
     if magic != MAGIC or version != VERSION or checksum != zlib.crc32(page[: _FIELDS.size]):
         return None
-    return ArenaHeader(ArenaState(state), _text(fingerprint), _text(digest), total, filled, pid, started)
+    return ArenaHeader(ArenaState(state), _text(content_id), _text(digest), total, filled, pid, started)
 
 
 def _text(field: bytes) -> str:
@@ -98,12 +98,12 @@ class ArenaPlace:
     """Which arena: the model's and layout's, in this folder. Nothing need be there yet."""
 
     shm_dir: Path
-    fingerprint: str
+    content_id: str
     layout: ArenaLayout
 
     @property
     def path(self) -> Path:
-        return self.shm_dir / f"tandem-{self.fingerprint[:16]}-{self.layout.digest()[:8]}.arena"
+        return self.shm_dir / f"tandem-{self.content_id[:16]}-{self.layout.digest()[:8]}.arena"
 
     @property
     def file_bytes(self) -> int:
@@ -112,14 +112,14 @@ class ArenaPlace:
     def header(self, state: ArenaState, *, filled_bytes: int, loader_started: int) -> ArenaHeader:
         """The header that this process writes as the arena's loader."""
         digest, total_bytes = self.layout.digest(), self.layout.total_bytes
-        return ArenaHeader(state, self.fingerprint, digest, total_bytes, filled_bytes, os.getpid(), loader_started)
+        return ArenaHeader(state, self.content_id, digest, total_bytes, filled_bytes, os.getpid(), loader_started)
 
     def is_sealed(self, header: ArenaHeader | None) -> bool:
         """Whether this header promises every blob of just this model in just this layout."""
         return (
             header is not None
             and header.state is ArenaState.SEALED
-            and header.fingerprint == self.fingerprint
+            and header.content_id == self.content_id
             and header.layout_digest == self.layout.digest()
             and header.total_bytes == self.layout.total_bytes
         )

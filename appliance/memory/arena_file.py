@@ -43,17 +43,22 @@ def claim_arena(place: ArenaPlace, on_wait: Callable[[ArenaHeader | None], None]
     while True:
         descriptor = _open_own(place.path)
         try:
-            seems_sealed = place.is_sealed(read_header(descriptor))
+            seems_sealed = _is_sealed(place, descriptor)
             if not _try_lock(descriptor, fcntl.LOCK_SH if seems_sealed else fcntl.LOCK_EX):
                 on_wait(read_header(descriptor))
                 time.sleep(POLL_S)
             elif is_linked(descriptor, place.path):
-                if place.is_sealed(read_header(descriptor)):
+                if _is_sealed(place, descriptor):
                     return None
                 if not seems_sealed:
                     return ArenaFile(place, os.fdopen(os.dup(descriptor), "r+b", buffering=0))
         finally:
             os.close(descriptor)
+
+
+def _is_sealed(place: ArenaPlace, descriptor: int) -> bool:
+    """A file that something has cut is not, whatever its header says."""
+    return place.is_sealed(read_header(descriptor)) and os.fstat(descriptor).st_size == place.file_bytes
 
 
 def obtainable_bytes(place: ArenaPlace) -> int:

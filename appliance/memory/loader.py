@@ -92,7 +92,7 @@ class Loader:
 
     def __init__(self, gguf: GgufFile, shm_dir: Path, out: TextIO, read: ReadAt = read_at) -> None:
         layout = arena_layout(gguf, read_config(gguf))
-        self._place = ArenaPlace(shm_dir, gguf.fingerprint, layout)
+        self._place = ArenaPlace(shm_dir, gguf.content_id, layout)
         self._tensors = tensors_in_file_order(gguf, layout)
         self._total_bytes = expert_bytes(self._tensors)
         self._out = out

@@ -196,7 +196,7 @@ def plan_for(settings: Settings) -> Plan:
     gguf = open_gguf(settings.model)
     config = read_config(gguf)
     layout = arena_layout(gguf, config)
-    machine = _this_machine(settings, ArenaPlace(settings.shm_dir, gguf.fingerprint, layout))
+    machine = _this_machine(settings, ArenaPlace(settings.shm_dir, gguf.content_id, layout))
     return make_plan(config, gguf.tensors, layout, request_from(settings), machine)
 
 
