@@ -110,7 +110,7 @@ import xllamacpp as x
 request = json.loads(sys.stdin.read())
 p = x.CommonParams()
 p.model.path = request["path"]; p.n_ctx = request["context"]; p.n_parallel = 1; p.warmup = False
-p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 2
+p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1
 p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
 p.cache_type_k = p.cache_type_v = x.ggml_type.GGML_TYPE_F32
 server = x.Server(p)
@@ -125,7 +125,7 @@ sys.stdout.flush()
 
 
 def llama_answers(path: Path, prompts: Sequence[Sequence[int]], num_tokens: int = NUM_TOKENS) -> Answers:
-    """llama.cpp in a process of its own, with flash attention off."""
+    """llama.cpp in a process of its own, with flash attention off; one thread, as two that wait for each other crawl on a busy machine."""
     request = {"path": str(path), "context": DemoConfig().context, "prompts": [list(p) for p in prompts], "num_tokens": num_tokens}
     done = subprocess.run(
         [sys.executable, "-c", LLAMA_SCRIPT], input=json.dumps(request), capture_output=True, text=True, timeout=240, check=True
