@@ -160,3 +160,10 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
         (tmp_path / "dev" / name).touch()
     assert visible_gpus(tmp_path) == 2
     assert visible_gpus(tmp_path / "nothing") == 0
+
+
+def test_a_file_is_no_folder_for_shared_memory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SettingsError, match="not a folder"):
+        shm_space(file)

@@ -52,12 +52,20 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def shm_space(folder: Path) -> ShmSpace:
-    """Raises SettingsError if there is no such folder."""
+    """Raises SettingsError if there is no such folder, or none that can be written."""
     try:
         stat = os.statvfs(folder)
     except OSError as error:
-        raise SettingsError(f"shm_dir {folder} cannot be used: {error.strerror}; name a folder in shared memory", param="shm_dir") from None
+        raise _unusable(folder, str(error.strerror)) from None
+    if not folder.is_dir():
+        raise _unusable(folder, "it is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _unusable(folder, "it cannot be written")
     return ShmSpace(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+
+
+def _unusable(folder: Path, reason: str) -> SettingsError:
+    return SettingsError(f"shm_dir {folder} cannot be used: {reason}; name a folder in shared memory", param="shm_dir")
 
 
 def _machine(root: Path) -> MemoryLimit:
