@@ -104,8 +104,8 @@ def measures(out: Path, num_tokens: int, before: float, after: float) -> str:
         f"| file | {out.stat().st_size / 1e6:.2f} MB |\n"
         f"| perplexity on {num_tokens:,} tokens of held-out text, F16 | {before:.2f} |\n| the same, quantised | {after:.2f} |\n\n"
         "The training text was seen some 33 times: the model knows the dictionary by heart and generalises little. The held-out text "
-        "here is questions and answers on words with fewer than five questions; no document of it is in the training text, but a synonym with the "
-        "same gloss may be. Words with more questions are all in the training text.\n\n"
+        "here is questions and answers on words with fewer than five questions; no document of it is in the training text, "
+        "but a synonym with the same gloss may be. Words with more questions are all in the training text.\n\n"
         "The training script's own figure is not comparable. It includes held-out prose that the training text turned out to hold too, and "
         "it leaves out rows for experts over their capacity, as training does; no engine leaves any out.\n\n"
     )
