@@ -81,6 +81,16 @@ def test_swaps_in_every_window_do_not_change_a_bit(model: RandomModel, shm_dir: 
         assert runner.stats()["swaps"] >= len(CONTINUATION)
 
 
+def test_closing_waits_for_the_swaps_under_way(model: RandomModel, shm_dir: Path) -> None:
+    """A copy that outlives the arena's map would end the process, so this test's failure is a crash."""
+    gguf = open_gguf(model.path)
+    classes = blob_bytes_table(arena_layout(gguf, read_config(gguf)))
+    for token in range(20):
+        with open_runner(model, shm_dir, slots=NUM_EXPERTS // 2, max_swaps=NUM_EXPERTS // 2, policy=AlwaysSwap(classes)) as runner:
+            prefill(runner, [token], num_logits=1)
+            runner.between_windows()
+
+
 def test_lead_and_helper_hold_different_experts_and_give_the_same_bits(model: RandomModel, shm_dir: Path, plain: Logits) -> None:
     half = NUM_EXPERTS // 2
     with open_runner(model, shm_dir, slots=half, share=(0, 2)) as lead, open_runner(model, shm_dir, slots=half, share=(1, 2)) as helper:

@@ -233,6 +233,7 @@ class ModelRunner:
             return
         self._is_closed = True
         self._learn()
+        self._cache.settle()  # copies under way read the arena
         self._model.arena.close()
 
     def _learn(self) -> None:
