@@ -25,7 +25,6 @@ class LaneState(StrEnum):
     """The desk shuts down and the process has ended."""
 
 
-HAS_PROCESS = frozenset({LaneState.STARTING, LaneState.IDLE, LaneState.BUSY, LaneState.CANCELLING, LaneState.STOPPING})
 HAS_REQUEST = frozenset({LaneState.BUSY, LaneState.CANCELLING})
 TAKES_REQUESTS = frozenset({LaneState.IDLE, LaneState.BUSY, LaneState.CANCELLING})
 HAS_ENDED = frozenset({LaneState.FAILED, LaneState.STOPPED})
