@@ -23,8 +23,9 @@ from appliance.web.model_info import ModelInfo
 from appliance.web.openai import api
 from appliance.web.schemas import ErrorBody
 
-_SILENCE_S = 60.0
-"""A client that neither sends nor reads for so long, while it is its turn, loses its connection."""
+_BODY_SILENCE_S = 10.0
+_ANSWER_SILENCE_S = 60.0
+"""A client that stops sending its body, or stops reading its answer, for so long loses its connection: it holds a thread."""
 _KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
 
 
@@ -74,11 +75,13 @@ def _read_json() -> None:
     request = flask.request
     if request.method != "POST" or request.endpoint is None:
         return
-    Client.of(request.environ).give_up_after(_SILENCE_S)
+    client = Client.of(request.environ)
+    client.give_up_after(_BODY_SILENCE_S)
     if not request.is_json:
         raise UnsupportedMediaTypeError("the body must be JSON; send Content-Type: application/json")
     _check_length(request)
     given = request.get_json()
+    client.give_up_after(_ANSWER_SILENCE_S)
     if not isinstance(given, dict):
         raise RequestError(f"the body must be a JSON object, not {_KINDS[type(given)]}")
 
