@@ -13,6 +13,7 @@ import yaml
 
 from appliance.demo import DEMO_MODEL
 from appliance.settings import Settings
+from tests.arena_rig import shm_folder
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,8 +79,10 @@ def test_the_version_is_printed() -> None:
     assert tandem("version").stdout.startswith("tandem ")
 
 
-def test_a_short_benchmark_measures_one_and_two_requests() -> None:
-    result = tandem("bench", "--prompt", "16", "--tokens", "8", "--repeat", "1", "--json")
+def test_a_short_benchmark_measures_one_and_two_requests(tmp_path: Path) -> None:
+    with shm_folder() as shm:
+        places = ("--shm-dir", str(shm), "--state-dir", str(tmp_path))
+        result = tandem("bench", "--prompt", "16", "--tokens", "8", "--repeat", "1", "--json", *places)
     assert result.returncode == 0, result.stderr[-2000:]
     measured = json.loads(result.stdout)
     assert measured["alone"]["decode"] > 0
