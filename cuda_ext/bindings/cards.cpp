@@ -30,6 +30,7 @@ quant::Isa isa_of(const std::string& name) {
 }
 
 Bytes bytes_of(const View& view) {
+    if (!view.buffer->on_host()) throw std::invalid_argument("memory of a GPU has no bytes that the CPU could read");
     auto* owner = new std::shared_ptr<Buffer>(view.buffer);
     nb::capsule keep(owner, [](void* held) noexcept { delete static_cast<std::shared_ptr<Buffer>*>(held); });
     return Bytes(view.data(), {view.nbytes}, keep);

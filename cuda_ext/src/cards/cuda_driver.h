@@ -1,0 +1,20 @@
+// The driver functions that the runtime does not wrap, looked up at run time: the module loads where there is no driver.
+#pragma once
+#include <cuda.h>
+
+namespace tandem {
+
+struct Driver {
+    decltype(&cuMemAddressReserve) mem_address_reserve;
+    decltype(&cuMemAddressFree) mem_address_free;
+    decltype(&cuMemCreate) mem_create;
+    decltype(&cuMemRelease) mem_release;
+    decltype(&cuMemMap) mem_map;
+    decltype(&cuMemUnmap) mem_unmap;
+    decltype(&cuMemSetAccess) mem_set_access;
+};
+
+// Throws CudaError if the driver lacks one of them.
+const Driver& driver();
+
+}  // namespace tandem
