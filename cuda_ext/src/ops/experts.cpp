@@ -49,32 +49,48 @@ void combine(const ExpertsProblem& p, int64_t row, int64_t r0, int num_rows) {
     for (int r = 0; r < num_rows; r++) out[r] += sum[r];
 }
 
-}  // namespace
-
-void experts(Worker& worker, const ExpertsProblem& p, const Window& window) {
-    const int64_t used = *p.routed.num_experts, pairs = int64_t{window.num_rows} * p.routed.top_k;
-    const int64_t gate_tiles = (p.gate.rows + kTile - 1) / kTile, down_tiles = (p.down.rows + kTile - 1) / kTile;
-    worker.parallel_for(used * gate_tiles, [&](int64_t begin, int64_t end) {
-        for (int64_t item = begin; item < end; item++)
-            gate_and_up(p, p.routed.experts[item / gate_tiles], item % gate_tiles * kTile);
+// From the routed input rows to the rows that `down` takes, in the order of Routed::order.
+void hidden_rows(Worker& worker, const ExpertsProblem& p, int64_t num_pairs) {
+    const int64_t used = *p.routed.num_experts, tiles = (p.gate.rows + kTile - 1) / kTile;
+    worker.parallel_for(used * tiles, [&](int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; item++) gate_and_up(p, p.routed.experts[item / tiles], item % tiles * kTile);
     });
     worker.barrier();
-    if (p.hidden_groups) {
-        const int64_t width = p.down.columns;
-        worker.parallel_for(pairs, [&](int64_t begin, int64_t end) {
-            for (int64_t place = begin; place < end; place++)
-                p.row_kernels->quantise(p.hidden + place * width, width, 1.0f, p.hidden_groups + place * groups_of(width));
-        });
-        worker.barrier();
-    }
-    worker.parallel_for(down_tiles, [&](int64_t begin, int64_t end) {
+    if (!p.hidden_groups) return;
+    const int64_t width = p.down.columns;
+    worker.parallel_for(num_pairs, [&](int64_t begin, int64_t end) {
+        for (int64_t place = begin; place < end; place++)
+            p.row_kernels->quantise(p.hidden + place * width, width, 1.0f, p.hidden_groups + place * groups_of(width));
+    });
+    worker.barrier();
+}
+
+// Calls fn(r0, num_rows) for every tile of the down matrices' rows, behind the rows of all experts in that tile.
+template <class Fn>
+void down_tiles(Worker& worker, const ExpertsProblem& p, Fn&& fn) {
+    const int64_t tiles = (p.down.rows + kTile - 1) / kTile;
+    worker.parallel_for(tiles, [&](int64_t begin, int64_t end) {
         for (int64_t tile = begin; tile < end; tile++) {
             const int64_t r0 = tile * kTile;
             const int num_rows = static_cast<int>(std::min<int64_t>(kTile, p.down.rows - r0));
-            for (int64_t i = 0; i < used; i++) down(p, p.routed.experts[i], r0, num_rows);
-            for (int64_t row = 0; row < window.num_rows; row++) combine(p, row, r0, num_rows);
+            for (int64_t i = 0; i < *p.routed.num_experts; i++) down(p, p.routed.experts[i], r0, num_rows);
+            fn(r0, num_rows);
         }
     });
+}
+
+}  // namespace
+
+void experts(Worker& worker, const ExpertsProblem& p, const Window& window) {
+    hidden_rows(worker, p, int64_t{window.num_rows} * p.routed.top_k);
+    down_tiles(worker, p, [&](int64_t r0, int num_rows) {
+        for (int64_t row = 0; row < window.num_rows; row++) combine(p, row, r0, num_rows);
+    });
+}
+
+void expert_rows(Worker& worker, const ExpertsProblem& p, int64_t num_pairs) {
+    hidden_rows(worker, p, num_pairs);
+    down_tiles(worker, p, [](int64_t, int) {});
 }
 
 }  // namespace tandem

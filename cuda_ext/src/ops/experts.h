@@ -38,4 +38,8 @@ struct ExpertsProblem {
 
 void experts(Worker& worker, const ExpertsProblem& problem, const Window& window);
 
+// The rows alone, `num_pairs` of them: `expert_rows` is filled in the order of Routed::order, nothing is combined. `out`, the
+// weights, ids and places of the list are not read.
+void expert_rows(Worker& worker, const ExpertsProblem& problem, int64_t num_pairs);
+
 }  // namespace tandem

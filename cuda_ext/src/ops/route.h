@@ -5,13 +5,12 @@
 // Then times `scale`.
 #pragma once
 #include "cache/expert_table.h"
+#include "ops/gating.h"
 #include "ops/routed.h"
 #include "ops/vector.h"
 #include "ops/window.h"
 
 namespace tandem {
-
-enum class Gating { softmax, sigmoid };
 
 struct RouteProblem {
     float* logits;  // [rows, experts]; overwritten
