@@ -1,0 +1,72 @@
+#include "cache/cuda_expert_table.h"
+
+#include <algorithm>
+
+#include "base/require.h"
+#include "cards/cuda_check.h"
+
+namespace tandem {
+
+namespace {
+
+View host_table(int num_layers, int num_experts) {
+    const size_t nbytes = std::max<size_t>(1, static_cast<size_t>(std::max(num_layers, 0)) * std::max(num_experts, 0)) * sizeof(int32_t);
+    return View::of(Buffer::allocate(nbytes), 0, nbytes);
+}
+
+}  // namespace
+
+CudaExpertTable::CudaExpertTable(int num_layers, int num_experts, View slots, View uses, View landed)
+    : num_layers_(num_layers),
+      num_experts_(num_experts),
+      slots_(std::move(slots)),
+      uses_(std::move(uses)),
+      landed_(std::move(landed)),
+      mirror_(num_layers, num_experts, host_table(num_layers, num_experts), host_table(num_layers, num_experts)) {
+    const size_t entries = static_cast<size_t>(num_layers) * num_experts, counts = uses_bytes(num_layers, num_experts);
+    require(slots_.nbytes >= entries * sizeof(int32_t) && uses_.nbytes >= counts && landed_.nbytes >= counts,
+            "the memory of a residency table of " + std::to_string(entries) + " entries is too small");
+    write_all();
+}
+
+size_t CudaExpertTable::uses_bytes(int num_layers, int num_experts) {
+    return (static_cast<size_t>(num_layers) * num_experts * sizeof(uint32_t) + 7) / 8 * 8 + kNumTiers * sizeof(unsigned long long);
+}
+
+int CudaExpertTable::add_slot(View slot) {
+    const size_t nbytes = slot.nbytes;
+    const auto* place = slot.as<const uint8_t>();
+    const int number = mirror_.add_slot(std::move(slot));
+    slot_bases_.try_emplace(nbytes, place - number * static_cast<int64_t>(nbytes));
+    const auto next = next_slots_.find(nbytes);
+    require(next == next_slots_.end() || next->second == place, "slots of one size must follow each other on a CUDA card");
+    require(slot_base(nbytes) + number * static_cast<int64_t>(nbytes) == place, "slots of one size must be added one after the other");
+    next_slots_[nbytes] = place + nbytes;
+    return number;
+}
+
+const uint8_t* CudaExpertTable::slot_base(size_t blob_bytes) const {
+    const auto found = slot_bases_.find(blob_bytes);
+    return found == slot_bases_.end() ? nullptr : found->second;
+}
+
+void CudaExpertTable::collect(cudaStream_t stream) const {
+    const size_t nbytes = uses_bytes(num_layers_, num_experts_);
+    CUDA_CHECK(cudaMemcpyAsync(landed_.data(), uses_.data(), nbytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemsetAsync(uses_.data(), 0, nbytes, stream));
+}
+
+void CudaExpertTable::landed() {
+    const auto* rows = reinterpret_cast<const unsigned long long*>(landed_.data() + table_bytes());
+    for (int tier = 0; tier < kNumTiers; tier++) rows_[tier] += static_cast<int64_t>(rows[tier]);
+}
+
+void CudaExpertTable::write_all() const {
+    for (int layer = 0; layer < num_layers_; layer++) {
+        std::vector<int32_t> entries(num_experts_);
+        for (int expert = 0; expert < num_experts_; expert++) entries[expert] = mirror_.entry(layer, expert);
+        CUDA_CHECK(cudaMemcpy(slots_on_card(layer), entries.data(), entries.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+    }
+}
+
+}  // namespace tandem

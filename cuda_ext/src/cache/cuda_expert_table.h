@@ -1,0 +1,61 @@
+// The residency table of a CUDA card: the table itself and the use counters lie on the card, a mirror in the host.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <array>
+#include <map>
+
+#include "cache/expert_table.h"
+
+namespace tandem {
+
+// Where a routed row was computed.
+enum class Tier { own, streamed, host };
+constexpr int kNumTiers = 3;
+
+// Confined to the engine loop. Changes of entries reach the card through CudaCard::update.
+class CudaExpertTable {
+  public:
+    // `slots`: [layers, experts] int32 on the card. `uses`: [layers, experts] uint32 and kNumTiers uint64 behind it, on the card.
+    // `landed`: mapped host memory of the size of `uses`, where every run leaves its counts.
+    CudaExpertTable(int num_layers, int num_experts, View slots, View uses, View landed);
+
+    static size_t uses_bytes(int num_layers, int num_experts);
+
+    ExpertTable& mirror() { return mirror_; }
+    const ExpertTable& mirror() const { return mirror_; }
+
+    // As ExpertTable::add_slot. Slots of one size must follow each other in memory, because the card computes their addresses.
+    int add_slot(View slot);
+    // The slots of blobs of this size lie at base + slot number * blob_bytes; the base itself may lie before all memory.
+    const uint8_t* slot_base(size_t blob_bytes) const;
+
+    int32_t* slots_on_card(int layer) const { return slots_.as<int32_t>() + layer * num_experts_; }
+    uint32_t* uses_on_card(int layer) const { return uses_.as<uint32_t>() + layer * num_experts_; }
+    unsigned long long* tier_rows_on_card() const { return reinterpret_cast<unsigned long long*>(uses_.data() + table_bytes()); }
+
+    // Enqueues: the counts since the last collection go to the host, those on the card begin at zero again.
+    void collect(cudaStream_t stream) const;
+    // Adds what the last collection brought to the totals. The stream of `collect` must have passed it.
+    void landed();
+    const View& uses() const { return landed_; }
+    int64_t rows(Tier tier) const { return rows_[static_cast<int>(tier)]; }
+
+    // Entries of the mirror, all of them, to the card. Blocks.
+    void write_all() const;
+
+  private:
+    size_t table_bytes() const { return (static_cast<size_t>(num_layers_) * num_experts_ * sizeof(uint32_t) + 7) / 8 * 8; }
+
+    int num_layers_;
+    int num_experts_;
+    View slots_;
+    View uses_;
+    View landed_;
+    ExpertTable mirror_;
+    std::map<size_t, const uint8_t*> slot_bases_;  // by blob size
+    std::map<size_t, const uint8_t*> next_slots_;  // where the next slot of that size must lie
+    std::array<int64_t, kNumTiers> rows_{};
+};
+
+}  // namespace tandem

@@ -1,0 +1,162 @@
+#include "cards/cuda_card.h"
+
+#include <algorithm>
+
+#include "base/require.h"
+#include "cards/cuda_check.h"
+
+namespace tandem {
+
+namespace {
+
+constexpr size_t kStagedEntries = 1 << 14;
+constexpr size_t kFewEntries = 256;  // more than that: the whole table is written
+
+}  // namespace
+
+CudaCard::CudaCard(int device, std::shared_ptr<Pool> pool, quant::Isa isa) : device_(device), pool_(std::move(pool)), isa_(isa) {
+    require(pool_ != nullptr, "a CUDA card needs a host pool");
+    require(quant::isa_runs(isa), std::string("this machine cannot run ") + quant::isa_name(isa));
+    int num_devices = 0;
+    CUDA_CHECK(cudaGetDeviceCount(&num_devices));
+    require(device >= 0 && device < num_devices,
+            "there is no cuda:" + std::to_string(device) + "; this machine shows " + std::to_string(num_devices) + " GPUs");
+    CUDA_CHECK(cudaSetDevice(device));
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    num_multiprocessors_ = properties.multiProcessorCount;
+    name_ = properties.name;
+    int lowest = 0, highest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&compute_, cudaStreamNonBlocking, highest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&copy_, cudaStreamNonBlocking, lowest));
+    entries_ = allocate_mapped(kStagedEntries * sizeof(int32_t));
+}
+
+CudaCard::~CudaCard() {
+    cudaStreamSynchronize(copy_);
+    cudaStreamSynchronize(compute_);
+    cudaStreamDestroy(copy_);
+    cudaStreamDestroy(compute_);
+}
+
+std::shared_ptr<Buffer> CudaCard::allocate(const std::string& use, size_t nbytes) {
+    std::shared_ptr<Buffer> buffer = allocate_device(nbytes);
+    note(use, buffer);
+    return buffer;
+}
+
+std::shared_ptr<Buffer> CudaCard::allocate_segments(const std::string& use, size_t nbytes) {
+    std::shared_ptr<Buffer> buffer = tandem::allocate_segments(device_, nbytes);
+    note(use, buffer);
+    return buffer;
+}
+
+void CudaCard::note(const std::string& use, const std::shared_ptr<Buffer>& buffer) {
+    std::erase_if(allocated_, [](const auto& entry) { return entry.second.expired(); });
+    allocated_.emplace_back(use, buffer);
+}
+
+std::map<std::string, size_t> CudaCard::bytes_by_use() const {
+    std::map<std::string, size_t> bytes;
+    for (const auto& [use, weak] : allocated_)
+        if (const std::shared_ptr<Buffer> buffer = weak.lock()) bytes[use] += buffer->nbytes();
+    return bytes;
+}
+
+size_t CudaCard::free_bytes() const {
+    size_t free = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+}
+
+size_t CudaCard::pin(const View& arena) {
+    arena_ = arena;
+    pinned_ = std::make_unique<PinnedRange>(arena.data(), arena.nbytes);
+    return std::min(pinned_->pinned_bytes(), arena.nbytes);
+}
+
+bool CudaCard::is_pinned(const View& part) const {
+    return pinned_ && pinned_->is_pinned(part.data(), part.nbytes);
+}
+
+void CudaCard::write(const View& to, const void* data, size_t nbytes) {
+    require(to.nbytes >= nbytes, "cannot write " + std::to_string(nbytes) + " bytes to a place of " + std::to_string(to.nbytes));
+    CUDA_CHECK(cudaMemcpy(to.data(), data, nbytes, cudaMemcpyHostToDevice));
+}
+
+Ticket CudaCard::update(const std::shared_ptr<CudaExpertTable>& table, const std::vector<TableEntry>& entries) {
+    for (const TableEntry& entry : entries) table->mirror().set_entry(entry.layer, entry.expert, entry.slot);
+    if (entries.size() > kFewEntries) {
+        CUDA_CHECK(cudaStreamSynchronize(compute_));
+        table->write_all();
+        return updates_.record(compute_);
+    }
+    auto* staged = reinterpret_cast<int32_t*>(entries_->data());
+    for (const TableEntry& entry : entries) {
+        if (next_entry_ == kStagedEntries) {
+            CUDA_CHECK(cudaStreamSynchronize(compute_));
+            next_entry_ = 0;
+        }
+        staged[next_entry_] = entry.slot;
+        CUDA_CHECK(cudaMemcpyAsync(table->slots_on_card(entry.layer) + entry.expert, staged + next_entry_++, sizeof(int32_t),
+                                   cudaMemcpyHostToDevice, compute_));
+    }
+    return updates_.record(compute_);
+}
+
+void CudaCard::wait(Ticket ticket) {
+    if (const cudaEvent_t event = updates_.event(ticket)) CUDA_CHECK(cudaEventSynchronize(event));
+}
+
+Ticket CudaCard::copy(const View& to, const View& from, Ticket after) {
+    require(!to.empty() && !from.empty() && to.nbytes == from.nbytes,
+            "cannot copy " + std::to_string(from.nbytes) + " bytes to a place of " + std::to_string(to.nbytes));
+    if (const cudaEvent_t event = updates_.event(after)) CUDA_CHECK(cudaStreamWaitEvent(copy_, event, 0));
+    for (size_t done = 0; done < from.nbytes;) {
+        const size_t rest = from.nbytes - done;
+        const size_t step = pinned_ ? std::min(rest, pinned_->copyable_bytes(from.data() + done)) : rest;
+        CUDA_CHECK(cudaMemcpyAsync(to.data() + done, from.data() + done, step, cudaMemcpyHostToDevice, copy_));
+        done += step;
+    }
+    return copies_.record(copy_);
+}
+
+bool CudaCard::copied(Ticket ticket) {
+    const cudaEvent_t event = copies_.event(ticket);
+    if (event == nullptr) return true;
+    const cudaError_t status = cudaEventQuery(event);
+    if (status == cudaErrorNotReady) return false;
+    CUDA_CHECK(status);
+    return true;
+}
+
+void CudaCard::wait_copied(Ticket ticket) {
+    if (const cudaEvent_t event = copies_.event(ticket)) CUDA_CHECK(cudaEventSynchronize(event));
+}
+
+CudaCard::Tickets::~Tickets() {
+    for (const auto& [ticket, event] : events_) cudaEventDestroy(event);
+}
+
+Ticket CudaCard::Tickets::record(cudaStream_t stream) {
+    cudaEvent_t event = nullptr;
+    if (events_.size() < kKept) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    } else {
+        event = events_.front().second;
+        CUDA_CHECK(cudaEventSynchronize(event));  // so that whoever still asks for its ticket is told the truth
+        events_.pop_front();
+    }
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    events_.emplace_back(++last_, event);
+    return last_;
+}
+
+cudaEvent_t CudaCard::Tickets::event(Ticket ticket) {
+    require(ticket <= last_, "there is no ticket " + std::to_string(ticket));
+    if (events_.empty() || ticket < events_.front().first) return nullptr;
+    return events_[ticket - events_.front().first].second;
+}
+
+}  // namespace tandem

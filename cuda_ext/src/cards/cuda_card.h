@@ -1,0 +1,94 @@
+// A GPU: its memory counted by use, a stream that computes and one that copies.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cache/cuda_expert_table.h"
+#include "cards/cuda_memory.h"
+#include "cards/host_card.h"
+
+namespace tandem {
+
+// Confined to one thread, the engine loop. Tickets of `update` and of `copy` count separately; 0 is always done.
+class CudaCard {
+  public:
+    // Throws CudaError for a device that is not there or cannot run this build. `pool` and `isa`: of the host tier.
+    CudaCard(int device, std::shared_ptr<Pool> pool, quant::Isa isa);
+    ~CudaCard();
+    CudaCard(const CudaCard&) = delete;
+    CudaCard& operator=(const CudaCard&) = delete;
+
+    int device() const { return device_; }
+    int num_multiprocessors() const { return num_multiprocessors_; }
+    const std::string& name() const { return name_; }
+    Pool& pool() const { return *pool_; }
+    const std::shared_ptr<Pool>& shared_pool() const { return pool_; }
+    quant::Isa isa() const { return isa_; }
+    cudaStream_t compute_stream() const { return compute_; }
+    cudaStream_t copy_stream() const { return copy_; }
+
+    // Zeroed memory on the card, counted under `use`. Throws std::bad_alloc.
+    std::shared_ptr<Buffer> allocate(const std::string& use, size_t nbytes);
+    // The same in segments that can be given back (Buffer::discard) and taken again.
+    std::shared_ptr<Buffer> allocate_segments(const std::string& use, size_t nbytes);
+    std::map<std::string, size_t> bytes_by_use() const;
+    // What is free on the device now, whoever holds the rest.
+    size_t free_bytes() const;
+
+    // Pins the arena as far as the system allows; returns how many bytes are pinned.
+    size_t pin(const View& arena);
+    // Whether kernels may read the part in place.
+    bool is_pinned(const View& part) const;
+
+    // Host bytes to the card. Blocks.
+    void write(const View& to, const void* data, size_t nbytes);
+
+    // Changes entries of a residency table behind all earlier work of the compute stream.
+    Ticket update(const std::shared_ptr<CudaExpertTable>& table, const std::vector<TableEntry>& entries);
+    void wait(Ticket ticket);
+
+    // Copies a blob on the copy stream, not before update `after` has been passed. Throws std::invalid_argument if sizes differ.
+    Ticket copy(const View& to, const View& from, Ticket after);
+    bool copied(Ticket ticket);
+    void wait_copied(Ticket ticket);
+
+  private:
+    // Events of the newest tickets of a stream; older ones are done.
+    class Tickets {
+      public:
+        ~Tickets();
+        Ticket record(cudaStream_t stream);
+        // Null: passed long ago.
+        cudaEvent_t event(Ticket ticket);
+
+      private:
+        static constexpr size_t kKept = 256;
+        std::deque<std::pair<Ticket, cudaEvent_t>> events_;
+        Ticket last_ = 0;
+    };
+
+    void note(const std::string& use, const std::shared_ptr<Buffer>& buffer);
+
+    int device_;
+    int num_multiprocessors_ = 0;
+    std::string name_;
+    std::shared_ptr<Pool> pool_;
+    quant::Isa isa_;
+    cudaStream_t compute_ = nullptr;
+    cudaStream_t copy_ = nullptr;
+    Tickets updates_;
+    Tickets copies_;
+    std::vector<std::pair<std::string, std::weak_ptr<Buffer>>> allocated_;
+    View arena_;
+    std::unique_ptr<PinnedRange> pinned_;
+    std::shared_ptr<Buffer> entries_;  // mapped: values of table entries on their way
+    size_t next_entry_ = 0;
+};
+
+}  // namespace tandem
