@@ -130,7 +130,7 @@ size_t round_up(size_t value, size_t multiple) {
 std::shared_ptr<Buffer> allocate_device(size_t nbytes) {
     require(nbytes > 0, "a buffer of 0 bytes was asked for");
     void* data = nullptr;
-    CUDA_CHECK(cudaMalloc(&data, nbytes));
+    check_allocation(cudaMalloc(&data, nbytes), "cudaMalloc");
     auto buffer = std::make_shared<DeviceBuffer>(data, nbytes);
     CUDA_CHECK(cudaMemset(data, 0, nbytes));
     return buffer;
@@ -139,7 +139,7 @@ std::shared_ptr<Buffer> allocate_device(size_t nbytes) {
 std::shared_ptr<Buffer> allocate_mapped(size_t nbytes) {
     require(nbytes > 0, "a buffer of 0 bytes was asked for");
     void* data = nullptr;
-    CUDA_CHECK(cudaHostAlloc(&data, nbytes, cudaHostAllocMapped | cudaHostAllocPortable));
+    check_allocation(cudaHostAlloc(&data, nbytes, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
     std::fill_n(static_cast<std::byte*>(data), nbytes, std::byte{0});
     return std::make_shared<MappedBuffer>(data, nbytes);
 }
