@@ -31,8 +31,8 @@ struct RowDots {
     // BF16. Blocks of a last group beyond `columns` are not read.
     const ActGroup* groups;
     const float* values;
-    const void* table;     // of load_table; null where table_bytes(type) is 0
-    float* out;            // out[input * out_stride + row]; written by single lanes: __syncwarp() before others read it
+    const void* table;  // of load_table; null where table_bytes(type) is 0
+    float* out;         // out[input * out_stride + row]; written by single lanes: __syncwarp() before others read it
     uint32_t out_stride;
 };
 

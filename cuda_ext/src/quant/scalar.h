@@ -7,16 +7,19 @@
 
 #include "base/host_device.h"
 
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#endif
+
 namespace tandem::quant {
 
+#ifdef __CUDA_ARCH__
 TANDEM_HD uint32_t float_bits(float x) {
-    return std::bit_cast<uint32_t>(x);
+    return __float_as_uint(x);
 }
 TANDEM_HD float bits_float(uint32_t x) {
-    return std::bit_cast<float>(x);
+    return __uint_as_float(x);
 }
-
-#ifdef __CUDA_ARCH__
 TANDEM_HD float add(float a, float b) {
     return __fadd_rn(a, b);
 }
@@ -30,6 +33,12 @@ TANDEM_HD float fma(float a, float b, float c) {
     return __fmaf_rn(a, b, c);
 }
 #else
+TANDEM_HD uint32_t float_bits(float x) {
+    return std::bit_cast<uint32_t>(x);
+}
+TANDEM_HD float bits_float(uint32_t x) {
+    return std::bit_cast<float>(x);
+}
 TANDEM_HD float add(float a, float b) {
     return a + b;
 }
@@ -53,11 +62,15 @@ TANDEM_HD uint32_t load_u32(const uint8_t* p) {
 
 // IEEE half precision; exact.
 TANDEM_HD float f16_float(uint16_t bits) {
+#ifdef __CUDA_ARCH__
+    return __half2float(__ushort_as_half(bits));
+#else
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
     const uint32_t exponent = (bits >> 10) & 31, mantissa = bits & 1023;
     if (exponent == 31) return bits_float(sign | 0x7f800000u | mantissa << 13);
     if (exponent == 0) return bits_float(sign | float_bits(static_cast<float>(mantissa) * 0x1p-24f));
     return bits_float(sign | (exponent + 112) << 23 | mantissa << 13);
+#endif
 }
 TANDEM_HD bool f16_finite(uint16_t bits) {
     return (bits & 0x7c00) != 0x7c00;

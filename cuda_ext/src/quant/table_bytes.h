@@ -12,7 +12,7 @@ constexpr uint32_t kMaxTableBytes = 8192;
 #ifdef __CUDACC__
 __host__ __device__
 #endif
-constexpr uint32_t table_bytes(Type type) {
+    constexpr uint32_t table_bytes(Type type) {
     switch (type) {
         case Type::IQ1_S:
         case Type::IQ1_M:
