@@ -6,12 +6,9 @@
 #include <map>
 
 #include "cache/expert_table.h"
+#include "cache/tier.h"
 
 namespace tandem {
-
-// Where a routed row was computed.
-enum class Tier { own, streamed, host };
-constexpr int kNumTiers = 3;
 
 // Confined to the engine loop. Changes of entries reach the card through CudaCard::update.
 class CudaExpertTable {

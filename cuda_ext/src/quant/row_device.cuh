@@ -16,6 +16,7 @@
 namespace tandem::quant {
 
 constexpr int kMaxInputs = 8;
+constexpr uint32_t kAllInputs = 0x76543210;  // RowDots::input_rows: the first ones in order
 constexpr int kDotRegisters = 128;
 
 // The same in all lanes of the warp. `weights`, `groups`, `values` and `table` lie in shared memory; `out` anywhere.
@@ -34,6 +35,8 @@ struct RowDots {
     const void* table;  // of load_table; null where table_bytes(type) is 0
     float* out;         // out[input * out_stride + row]; written by single lanes: __syncwarp() before others read it
     uint32_t out_stride;
+    // Input i is row (input_rows >> 4 * i) & 15 of `groups` or `values`: an expert takes its rows out of a window's.
+    uint32_t input_rows = kAllInputs;
 };
 
 // All 32 lanes call together.
