@@ -27,7 +27,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
 
-    model: Path | None = Field(None, description="GGUF file, any shard of a split model, or a folder with one. None: the demo model.")
+    model: Path | None = Field(
+        None,
+        description="GGUF file, any shard of a split model, a folder with one, folder:QUANT, or hf://owner/repo:QUANT. None: the demo model.",
+    )
     model_name: str | None = Field(None, description="Name in the API. None: the file's own name.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=1, le=65535, description="TCP port to listen on.")
@@ -35,12 +38,12 @@ class Settings(BaseModel):
 
     cards: str = Field(
         "auto",
-        description="auto, or one or two of host:N with a comma between (cuda:N is not in this version). auto: host:0,host:1.",
+        description="auto, or one or two of cuda:N, or of host:N, with a comma between. auto: the first two GPUs, else host:0,host:1.",
     )
     context: int | None = Field(
         None, ge=16, description="Tokens of prompt and answer together, per lane. None: the model's own, at most 8192."
     )
-    chunk: int = Field(256, ge=8, le=8192, description="Prompt tokens computed in one go.")
+    chunk: int | None = Field(None, ge=8, le=8192, description="Prompt tokens computed in one go. None: 2048 on GPUs, 256 on host cards.")
     kv_type: Literal["f16", "f32"] = Field("f16", description="Type of the key/value cache.")
     slots: int | None = Field(None, ge=0, description="Expert slots per card. None: what the card's memory allows.")
     card_memory_mib: int | None = Field(
@@ -74,6 +77,9 @@ class Settings(BaseModel):
 
     shm_dir: Path = Field(Path("/dev/shm"), description="Where the arena lies.")
     state_dir: Path | None = Field(None, description="Where learned profiles lie. None: ~/.local/state/tandem.")
+    models_dir: Path | None = Field(None, description="Where models from the hub are kept. None: ~/.cache/tandem/models.")
+    hub_url: str = Field("https://huggingface.co", description="The hub that hf:// stands for; a mirror's address works too.")
+    hub_token_file: Path | None = Field(None, description="File with the access token for the hub. None: no token.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe message that is logged.")
     log_format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, JSON elsewhere.")
 
@@ -84,6 +90,13 @@ class Settings(BaseModel):
         if value and not value.startswith("/"):
             raise ValueError(f"must begin with a slash, such as /{value}")
         return value
+
+    @field_validator("hub_url")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("must begin with https:// or http://")
+        return value.rstrip("/")
 
     @field_validator("allowed_hosts", "cors_origins", mode="before")
     @classmethod
@@ -101,7 +114,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _together(self) -> Settings:
-        if self.context is not None and self.chunk > self.context:
+        if self.context is not None and self.chunk is not None and self.chunk > self.context:
             raise ValueError(f"chunk ({self.chunk}) is larger than context ({self.context}); lower chunk")
         return self
 

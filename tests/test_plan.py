@@ -20,7 +20,7 @@ from appliance.gguf_file import TensorInfo, open_gguf
 from appliance.memory.arena import HEADER_BYTES, MAGIC, ArenaPlace
 from appliance.memory.arena_file import obtainable_bytes
 from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor
-from appliance.memory.plan import Machine, Plan, PlanRequest, dense_bytes, make_plan, plan_for
+from appliance.memory.plan import CUDA_RESERVE_BYTES, Machine, Plan, PlanRequest, dense_bytes, make_plan, plan_for
 from appliance.memory.plan_report import render_plan
 from appliance.memory.slots import deal_slots, slot_order, slots_that_fit
 from appliance.memory.workspace import kv_bytes, residency_bytes, workspace_bytes
@@ -130,7 +130,7 @@ class TestChoices:
 
     def test_engines_come_to_the_same_plan_from_its_choices(self) -> None:
         plan = plan_of()
-        settings = plan.settings_for_engines(Settings())
+        settings = plan.settings_for_engine(Settings(), "host:0")
         again = plan_of(replace(REQUEST, context=settings.context, chunk=settings.chunk, slots=settings.slots))
         assert again.cards == plan.cards
 
@@ -269,9 +269,9 @@ class TestPlanFor:
         place.path.write_bytes(bytes(place.file_bytes))
         assert obtainable_bytes(place) >= place.file_bytes
 
-    def test_gpus_are_refused_by_this_version(self, tmp_path: Path) -> None:
+    def test_gpus_are_refused_where_there_are_none(self, tmp_path: Path) -> None:
         path = write_model(tmp_path / "m.gguf")
-        with pytest.raises(SettingsError, match="this version runs host cards only"):
+        with pytest.raises(SettingsError, match="cards names cuda:0, but this machine shows no GPU"):
             plan_for(Settings(model=path, cards="cuda:0"))
 
     def test_a_folder_of_shared_memory_that_is_not_there_is_named(self, tmp_path: Path) -> None:
@@ -296,3 +296,27 @@ class TestOutput:
         lines = text.splitlines()
         first = next(index for index, line in enumerate(lines) if line.startswith("card "))
         assert len({len(line) for line in lines[first : first + 8]}) == 1
+
+
+class TestGpus:
+    ROOMY_GPUS = replace(ROOMY, gpu_bytes={"cuda:0": 24 * GIB, "cuda:1": 2 * GIB})
+    REQUEST = replace(REQUEST, cards=("cuda:0", "cuda:1"), chunk=512)
+
+    def test_slots_follow_each_gpus_own_free_memory(self) -> None:
+        large, small = plan_of(
+            self.REQUEST, replace(self.ROOMY_GPUS, gpu_bytes={"cuda:0": 24 * GIB, "cuda:1": CUDA_RESERVE_BYTES + 20 * MIB})
+        ).cards
+        assert large.slots == model()[2].num_experts
+        assert 0 <= small.slots < large.slots
+        assert small.total_bytes <= 20 * MIB
+
+    def test_a_gpu_takes_no_host_memory(self) -> None:
+        assert plan_of(self.REQUEST, self.ROOMY_GPUS).host.cards_bytes == 0
+
+    def test_a_gpu_that_is_not_there_is_named(self) -> None:
+        with pytest.raises(SettingsError, match="cuda:3, but this machine shows cuda:0, cuda:1"):
+            plan_of(replace(self.REQUEST, cards=("cuda:3",)), self.ROOMY_GPUS)
+
+    def test_a_gpu_that_is_too_small_is_refused_with_both_sizes(self) -> None:
+        tiny = replace(self.ROOMY_GPUS, gpu_bytes={"cuda:0": GIB, "cuda:1": CUDA_RESERVE_BYTES + MIB})
+        assert "card cuda:1 must hold" in refusal(self.REQUEST, tiny)

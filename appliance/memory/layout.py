@@ -75,6 +75,10 @@ class ArenaLayout:
         """Of all layers together."""
         return sum(blobs.num_experts for blobs in self.layers)
 
+    @property
+    def largest_blob_bytes(self) -> int:
+        return max(blobs.blob.nbytes for blobs in self.layers)
+
     def offset(self, layer: int, expert: int) -> int:
         """Of one blob. IndexError if there is no such expert."""
         blobs = self.layers[layer]

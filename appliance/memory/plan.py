@@ -5,14 +5,15 @@
     shm_dir  arena                                                                   <= what is free there
 
 `make_plan` is pure; `plan_for` asks the file and the machine. A host card lies in host memory, so its slots hold copies of
-blobs that the arena holds too: by default it gets slots for a quarter of the experts, where memory allows.
+blobs that the arena holds too: by default it gets slots for a quarter of the experts, where memory allows. A GPU's slots take
+all that its own memory has left, each card by itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from appliance.errors import SettingsError
@@ -20,12 +21,13 @@ from appliance.gguf_file import TensorInfo, open_gguf
 from appliance.memory.arena import HEADER_BYTES, ArenaPlace
 from appliance.memory.arena_file import obtainable_bytes
 from appliance.memory.budget import Change, Shortage, shortage_error
+from appliance.memory.gpus import free_gpu_bytes, is_built_for_gpus
 from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor
 from appliance.memory.limits import memory_limit, shm_space
 from appliance.memory.slots import SlotClass, deal_slots, slot_order, slots_that_fit
-from appliance.memory.workspace import kv_bytes, residency_bytes, workspace_bytes
+from appliance.memory.workspace import cuda_tables_bytes, cuda_workspace_bytes, kv_bytes, residency_bytes, workspace_bytes
 from appliance.models.config import ModelConfig, read_config
-from appliance.settings import Settings, parse_cards
+from appliance.settings import MAX_CARDS, Settings, parse_cards
 from appliance.units import MIB
 
 DEFAULT_CONTEXT = 8192
@@ -34,6 +36,11 @@ MIN_CHUNK = 32
 """Advice does not go below these."""
 HOST_CARD_EXPERTS_RATIO = 0.25
 """Share of the experts that a host card has slots for, unless it is told otherwise."""
+HOST_CHUNK = 256
+CUDA_CHUNK = 2048
+"""Prompt tokens in one go, unless it is told otherwise."""
+CUDA_RESERVE_BYTES = 768 * MIB
+"""Left free on a GPU for its context, kernels and captured graphs; 520 MiB were measured."""
 WEB_BYTES = 256 * MIB
 ENGINE_BYTES = 128 * MIB
 """What the web server's processes together, and each engine, hold beside the cards: interpreter, libraries, vocabulary.
@@ -69,6 +76,8 @@ class Machine:
     shm_bytes: int | None
     """The same for the folder of the arena. None: it has no limit of its own."""
     shm_dir: str
+    gpu_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Free memory by GPU, such as {"cuda:0": ...}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +164,9 @@ class Plan:
                 return plan
         raise KeyError(name)
 
-    def settings_for_engines(self, settings: Settings) -> Settings:
-        """`settings` with the plan's choices written in, so that every engine comes to the same plan without looking around."""
-        return settings.model_copy(update={"context": self.context, "chunk": self.chunk, "slots": self.cards[0].slots})
+    def settings_for_engine(self, settings: Settings, card: str) -> Settings:
+        """`settings` with the plan's choices for one card written in, so that its engine comes to the same plan without looking around."""
+        return settings.model_copy(update={"context": self.context, "chunk": self.chunk, "slots": self.card(card).slots})
 
     def to_json(self) -> dict[str, Any]:
         """Sizes in bytes, as `tandem plan --json` prints them."""
@@ -202,11 +211,22 @@ def plan_for(settings: Settings) -> Plan:
 
 def request_from(settings: Settings) -> PlanRequest:
     """The part of the settings that a plan depends on. Raises SettingsError for cards that cannot be planned here."""
-    cards = ("host:0", "host:1") if settings.cards == "auto" else parse_cards(settings.cards)
-    if not all(card.startswith("host:") for card in cards):
-        raise SettingsError(f"cards = {settings.cards}: this version runs host cards only; use host:0,host:1", param="cards")
+    cards = chosen_cards(settings.cards)
     card_bytes = None if settings.card_memory_mib is None else settings.card_memory_mib * MIB
-    return PlanRequest(cards, settings.context, settings.chunk, settings.kv_type, settings.slots, card_bytes)
+    chunk = settings.chunk or (CUDA_CHUNK if is_gpu(cards[0]) else HOST_CHUNK)
+    return PlanRequest(cards, settings.context, chunk, settings.kv_type, settings.slots, card_bytes)
+
+
+def chosen_cards(wanted: str) -> tuple[str, ...]:
+    """`auto` is the first two GPUs where this build and this machine have some, else two host cards."""
+    if wanted != "auto":
+        return parse_cards(wanted)
+    gpus = tuple(free_gpu_bytes()) if is_built_for_gpus() else ()
+    return gpus[:MAX_CARDS] or ("host:0", "host:1")
+
+
+def is_gpu(card: str) -> bool:
+    return card.startswith("cuda:")
 
 
 def make_plan(config: ModelConfig, tensors: Mapping[str, TensorInfo], layout: ArenaLayout, request: PlanRequest, machine: Machine) -> Plan:
@@ -250,7 +270,8 @@ class _Planner:
         processes_bytes = WEB_BYTES + len(request.cards) * ENGINE_BYTES
         share = (self.machine.memory_bytes - arena_bytes - processes_bytes) // len(request.cards)
         cards = tuple(self._card(card, request, context, chunk, share) for card in request.cards)
-        host = HostPlan(arena_bytes, processes_bytes, sum(card.total_bytes for card in cards), self.machine)
+        host_bytes = sum(card.total_bytes for card in cards if not is_gpu(card.card))
+        host = HostPlan(arena_bytes, processes_bytes, host_bytes, self.machine)
         return Plan(self.config, self.layout.num_experts, context, chunk, request.kv_type, cards, host)
 
     def change(self, setting: str, requests: Sequence[tuple[str, PlanRequest]], place: str) -> Change:
@@ -273,6 +294,28 @@ class _Planner:
         return request.context
 
     def _card(self, card: str, request: PlanRequest, context: int, chunk: int, share: int) -> CardPlan:
+        return self._gpu(card, request, context, chunk) if is_gpu(card) else self._host_card(card, request, context, chunk, share)
+
+    def _gpu(self, card: str, request: PlanRequest, context: int, chunk: int) -> CardPlan:
+        """All that is left of the GPU's memory becomes slots."""
+        free_bytes = self.machine.gpu_bytes.get(card)
+        if free_bytes is None:
+            there = ", ".join(self.machine.gpu_bytes) or "no GPU"
+            raise SettingsError(f"cards names {card}, but this machine shows {there}", param="cards")
+        budget = max(0, min(free_bytes - CUDA_RESERVE_BYTES, request.card_bytes or free_bytes))
+        empty = CardPlan(
+            card=card,
+            dense_bytes=self.dense_bytes,
+            kv_bytes=kv_bytes(self.config, context, request.kv_type),
+            workspace_bytes=sum(cuda_workspace_bytes(self.config, chunk, context, self.layout.largest_blob_bytes).values()),
+            tables_bytes=cuda_tables_bytes(self.config),
+            slot_classes=(),
+            budget_bytes=budget,
+        )
+        slots = slots_that_fit(slot_order(self.layout), budget - empty.total_bytes) if request.slots is None else request.slots
+        return replace(empty, slot_classes=deal_slots(self.layout, slots))
+
+    def _host_card(self, card: str, request: PlanRequest, context: int, chunk: int, share: int) -> CardPlan:
         empty = CardPlan(
             card=card,
             dense_bytes=self.dense_bytes,
@@ -305,7 +348,7 @@ def _needed_bytes(plan: Plan, place: str) -> int:
 def _places(plan: Plan) -> list[Shortage]:
     machine = plan.host.machine
     cards = [
-        Shortage(f"card {card.card}", "card_memory_mib", card.budget_bytes, card.consumers(), f"raise card_memory_mib to {_mib(card)}")
+        Shortage(f"card {card.card}", *_budget_source(card), card.consumers(), _budget_remedy(card))
         for card in plan.cards
         if card.budget_bytes is not None
     ]
@@ -321,9 +364,17 @@ def _host_place(plan: Plan) -> Shortage:
     consumers = {"the arena": plan.host.arena_bytes, "the processes": plan.host.processes_bytes}
     of_cards = "" if len(plan.cards) == 1 else f" of {len(plan.cards)} cards"
     for card in plan.cards:
-        for name, nbytes in card.consumers().items():
+        for name, nbytes in {} if is_gpu(card.card) else card.consumers().items():
             consumers[name + of_cards] = consumers.get(name + of_cards, 0) + nbytes
     return Shortage("host memory", machine.memory_source, machine.memory_bytes, consumers)
+
+
+def _budget_source(card: CardPlan) -> tuple[str, int]:
+    return ("what is free there" if is_gpu(card.card) else "card_memory_mib"), card.budget_bytes or 0
+
+
+def _budget_remedy(card: CardPlan) -> str:
+    return f"use a card with {_mib(card)} MiB free" if is_gpu(card.card) else f"raise card_memory_mib to {_mib(card)}"
 
 
 def _mib(card: CardPlan) -> int:
@@ -366,4 +417,5 @@ def _this_machine(settings: Settings, place: ArenaPlace) -> Machine:
         memory_source=limit.source,
         shm_bytes=space.free_bytes + held_bytes if space.total_bytes else None,
         shm_dir=str(settings.shm_dir),
+        gpu_bytes=free_gpu_bytes() if is_gpu(chosen_cards(settings.cards)[0]) else {},
     )

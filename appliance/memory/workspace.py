@@ -16,6 +16,10 @@ KV_TILE = 64
 ATTENTION_SPAN = 256
 """Positions whose attention is one unit of work while decoding."""
 ALIGNMENT = 64
+CUDA_ALIGNMENT = 256
+RING_EXPERTS = 16
+RING_BUFFERS = 3
+"""A GPU streams the experts that a prompt misses through so many buffers of so many experts each."""
 
 KvType = Literal["f16", "f32"]
 
@@ -61,6 +65,24 @@ def workspace_bytes(config: ModelConfig, max_rows: int, context: int, max_logits
         "logits": max_logits * config.vocab * 4,
     }
     return {name: _up(nbytes, ALIGNMENT) for name, nbytes in sizes.items()}
+
+
+def cuda_workspace_bytes(
+    config: ModelConfig, max_rows: int, context: int, blob_bytes: int, max_logits: int = WINDOW_ROWS
+) -> dict[str, int]:
+    """The same for a GPU, whose prompt path keeps activations in half precision and streams missing experts through a ring.
+
+    `blob_bytes`: of the largest expert.
+    """
+    sizes = workspace_bytes(config, max_rows, context, max_logits)
+    ring = min(config.experts, RING_EXPERTS) * blob_bytes
+    extra = {"angles": context * config.head_dim * 4, "expert_ring": RING_BUFFERS * ring}
+    return sizes | {name: _up(nbytes, CUDA_ALIGNMENT) for name, nbytes in extra.items()}
+
+
+def cuda_tables_bytes(config: ModelConfig) -> int:
+    """Residency table, use counters and rows by tier of one GPU."""
+    return residency_bytes(config) + ALIGNMENT
 
 
 def residency_bytes(config: ModelConfig) -> int:

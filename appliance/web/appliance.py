@@ -43,7 +43,6 @@ def read_appliance(settings: Settings) -> Appliance:
     """Checks the model's file, plans its memory, builds tokenizer and chat template. TandemError with one sentence."""
     _check_files(settings)
     plan = plan_for(settings)
-    settings = plan.settings_for_engines(settings)
     gguf = open_gguf(_model_path(settings))
     if settings.profile is not None:
         read_profile(settings.profile, arena_layout(gguf, read_config(gguf)), gguf.fingerprint)  # the engines read it again
@@ -81,7 +80,9 @@ def desk_config(settings: Settings, plan: Plan) -> DeskConfig:
     count = len(plan.cards)
     threads = settings.pool_threads or max(1, usable_cores() // count)
     lanes = [
-        LaneConfig(name, card.card, _engine_argv(settings, name, card.card, threads, f"{index}/{count}"))
+        LaneConfig(
+            name, card.card, _engine_argv(plan.settings_for_engine(settings, card.card), name, card.card, threads, f"{index}/{count}")
+        )
         for index, (name, card) in enumerate(zip(LANE_NAMES, plan.cards, strict=False))
     ]
     loader = (sys.executable, "-m", "appliance.memory.loader", "--model", str(settings.model), "--shm-dir", str(settings.shm_dir))

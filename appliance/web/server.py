@@ -29,6 +29,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from appliance.desk.desk import Desk
 from appliance.errors import SettingsError
 from appliance.log import configure_logging
+from appliance.memory.gpus import is_built_for_gpus
 from appliance.memory.limits import visible_gpus
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
@@ -53,8 +54,8 @@ def run_server(settings: Settings) -> int:
     """Serves until told to stop; returns the exit code. TandemError for what is wrong before anything has started."""
     configure_logging(settings.log_level, settings.log_format)
     appliance = read_appliance(settings)
-    if settings.cards == "auto" and (gpus := visible_gpus()):
-        log.warning("this version has no CUDA cards: the model runs on host cards and the GPUs stay idle", gpus=gpus)
+    if settings.cards == "auto" and not is_built_for_gpus() and (gpus := visible_gpus()):
+        log.warning("this build has no CUDA: the model runs on host cards and the GPUs stay idle; build with CUDA=1", gpus=gpus)
     listener = listen(settings.host, settings.port)
     return serve(appliance, listener)
 
