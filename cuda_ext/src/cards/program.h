@@ -27,6 +27,9 @@ class Program {
         int max_logits;
         int64_t context;
         int vocab;
+
+        // Throws std::invalid_argument for rows, positions or tokens beyond the limits.
+        void check(std::span<const int32_t> tokens, int64_t position, int num_logits) const;
     };
 
     // `tokens`: memory for max_rows int32.
@@ -39,10 +42,10 @@ class Program {
     // Keeps memory alive that recorded operations point into.
     void keep(const View& view) { kept_.push_back(view.buffer); }
 
-    // What the next run works on. Throws std::invalid_argument for rows, positions or tokens beyond the limits.
+    // What the next run works on. Throws as Limits::check.
     void set_window(std::span<const int32_t> tokens, int64_t position, int num_logits);
 
-    // Throws Interrupted.
+    // Throws Interrupted, also when linked rows did not come.
     void run(Pool& pool);
 
     // The run in progress, or else the next one, ends as soon as its current operation is through.

@@ -1,0 +1,68 @@
+#include "cuda_ops/finish_window.h"
+#include "device/launch.h"
+#include "device/primitives.cuh"
+
+namespace tandem::cuda {
+
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / 32;
+
+// Of two the greater logit, of equal ones the lower token; a NaN wins over everything and stays.
+__device__ void take_greater(Likeliest& best, const Likeliest& other) {
+    best.lowest = fminf(best.lowest, other.lowest);
+    if (best.token < 0) return;
+    const bool wins = other.token < 0 || other.peak > best.peak || (other.peak == best.peak && other.token < best.token);
+    if (!wins) return;
+    best.token = other.token;
+    best.peak = other.peak;
+}
+
+__device__ Likeliest from_lane(const Likeliest& mine, int distance) {
+    return {__shfl_xor_sync(~0u, mine.token, distance), __shfl_xor_sync(~0u, mine.peak, distance),
+            __shfl_xor_sync(~0u, mine.lowest, distance)};
+}
+
+__device__ void reduce_warp(Likeliest& best) {
+    for (int distance = 16; distance > 0; distance /= 2) take_greater(best, from_lane(best, distance));
+}
+
+__global__ void __launch_bounds__(kThreads) likeliest_kernel(LikeliestProblem problem) {
+    __shared__ Likeliest of_warps[kWarps];
+    device::wait_prerequisites();
+    device::launch_dependents();
+    const float* logits = problem.logits + static_cast<int64_t>(blockIdx.x) * problem.vocab;
+    Likeliest best{0x7fffffff, -INFINITY, INFINITY};
+    for (int token = threadIdx.x; token < problem.vocab; token += kThreads) {
+        const float logit = logits[token];
+        take_greater(best, isnan(logit) ? Likeliest{-1, logit, logit} : Likeliest{token, logit, logit});
+    }
+    reduce_warp(best);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = best;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    best = of_warps[threadIdx.x];
+    reduce_warp(best);
+    if (threadIdx.x == 0) problem.out[blockIdx.x] = best;
+}
+
+__global__ void finish_kernel(MissState* misses, MissPost post, WindowEnd* end) {
+    if (threadIdx.x != 0) return;
+    end->voided = misses->voided;
+    misses->voided = 0;
+    __threadfence_system();
+    device::store_release_system(&post.end->ended, 1);
+}
+
+}  // namespace
+
+void likeliest_window(const LikeliestProblem& problem, int num_rows, bool dependent, cudaStream_t stream) {
+    device::launch({dim3(num_rows), dim3(kThreads), 0, stream, dependent}, likeliest_kernel, problem);
+}
+
+void finish_window(MissState* misses, const MissPost& post, WindowEnd* end, cudaStream_t stream) {
+    device::launch({dim3(1), dim3(32), 0, stream}, finish_kernel, misses, post, end);
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,36 @@
+// The last kernels of a window: the likeliest token of every row of logits, and the word to the host that the window is through.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda_ops/experts_window.h"
+#include "cuda_ops/miss_post.h"
+
+namespace tandem::cuda {
+
+// One row of logits in short. `token`: of the greatest logit, of equal ones the lowest; -1 where a logit is NaN.
+struct Likeliest {
+    int32_t token;
+    float peak;    // the greatest logit
+    float lowest;  // the least
+};
+
+struct LikeliestProblem {
+    const float* logits;  // [rows, vocab]
+    int32_t vocab;
+    Likeliest* out;  // [rows], may lie in mapped host memory
+};
+
+// One block per row.
+void likeliest_window(const LikeliestProblem& problem, int num_rows, bool dependent, cudaStream_t stream);
+
+// What a window came to, in mapped host memory.
+struct WindowEnd {
+    uint32_t voided;  // a wait was aborted: the window's result is void
+};
+
+// Runs behind everything else of the window: reports and clears `misses->voided`, then raises `post.end->ended`.
+void finish_window(MissState* misses, const MissPost& post, WindowEnd* end, cudaStream_t stream);
+
+}  // namespace tandem::cuda
