@@ -90,8 +90,8 @@ TANDEM_HD float tree_of_lanes(float* sums) {
 constexpr float kExpLog2e = 1.44269504f;
 constexpr float kExpLn2High = 0.693359375f;    // few bits: n * this is exact
 constexpr float kExpLn2Low = -2.12194440e-4f;  // ln 2 less that
-constexpr float kExpPoly[6] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
-                               4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+TANDEM_TABLE float kExpPoly[6] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                                  4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 
 // exp of x clamped to [-87, 88]; relative error at most 1.2e-7. Cody and Waite's reduction by ln 2 in two parts, then a polynomial.
 TANDEM_HD float exp_clamped(float x) {
