@@ -1,0 +1,57 @@
+// The down matrices of a window's routed experts, the host's rows, and the combination: hidden += sum of weight * row, per row in
+// the order of its routed list. Shapes and tiers: experts_window.h.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "cuda_ops/experts_window.h"
+#include "cuda_ops/miss_post.h"
+
+namespace tandem::cuda {
+
+// Rows that somebody else computes: [its pairs, hidden], valid once `done` holds the number of the post, never if `abort` is not 0.
+// The host tier is one; a second card or another engine would be further ones.
+struct RowSource {
+    const float* rows;
+    const uint32_t* done;
+    const uint32_t* abort;
+};
+
+enum class Polling {
+    one_block,    // asks the host; the others ask a flag on the card
+    every_block,  // asks the host
+};
+
+struct DownProblem {
+    int32_t num_rows;  // 1..kMaxWindowRows
+    Choice choice;     // its logits come from a kernel before the one right before this one
+    ExpertPlaces places;
+    BlobPart down;   // [hidden, width]
+    const float* h;  // [pairs, width], of gate_up_window, the kernel right before
+    float* hidden;   // [rows, hidden], added to
+    RowSource host;
+    MissState* state;
+    Polling polling = Polling::one_block;
+};
+
+// The grid, and offsets into a block's shared memory.
+struct DownPlan {
+    int32_t num_blocks;
+    int32_t block_columns;  // of the output, per block
+    int32_t held_pairs;     // whose input rows are in shared memory at a time
+    bool wants_values;      // input rows are floats, else quantised
+    int32_t row_groups;     // of one such row
+    uint32_t table;
+    uint32_t sums;  // float [rows, block_columns]: the hidden rows before the addition
+    uint32_t rows;  // float [pairs, block_columns]: the card's rows
+    uint32_t held;  // input rows [held_pairs]; before them, the gates of all experts [rows, experts]
+    uint32_t rings;
+    uint32_t shared_bytes;
+    RingPlan ring_plan;
+};
+
+// Throws std::invalid_argument for problems that the card cannot hold.
+DownPlan plan_down(const DownProblem& problem, const CardShape& card);
+
+void down_window(const DownProblem& problem, const CardShape& card, cudaStream_t stream);
+
+}  // namespace tandem::cuda

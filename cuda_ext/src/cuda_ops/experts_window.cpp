@@ -1,0 +1,62 @@
+#include "cuda_ops/experts_window.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/require.h"
+#include "cuda_ops/window_state.h"
+#include "ops/activations.h"
+
+namespace tandem::cuda {
+
+namespace {
+
+constexpr int kMaxStages = 4;
+constexpr size_t kBarrierBytes = 16;  // of a stage: device::StagedCopy
+constexpr size_t kMarginBytes = 32;   // of a matrix: copies begin and end at multiples of 16, dot products read 3 bytes beyond
+
+size_t bytes_of_stage(int rows, size_t rows_bytes, int num_matrices) {
+    return (rows * rows_bytes + 15) / 16 * 16 + num_matrices * kMarginBytes;
+}
+
+}  // namespace
+
+RingPlan plan_rings(size_t available, int wanted_rows, size_t rows_bytes, int num_matrices) {
+    const auto rings = [&](int warps, int rows) {
+        const size_t stage = bytes_of_stage(rows, rows_bytes, num_matrices), per_warp = available / warps;
+        const int stages = static_cast<int>(std::min<size_t>(kMaxStages, per_warp / (stage + kBarrierBytes)));
+        return RingPlan{warps, stages, rows, static_cast<uint32_t>(stage),
+                        static_cast<uint32_t>(warps * stages * (stage + kBarrierBytes))};
+    };
+    for (int rows = wanted_rows; rows >= 1; rows--)
+        if (const RingPlan plan = rings(kWindowWarps, rows); plan.num_stages >= 2) return plan;
+    for (int warps = kWindowWarps; warps >= 1; warps /= 2)
+        if (const RingPlan plan = rings(warps, 1); plan.num_stages >= 1) return plan;
+    return {};
+}
+
+size_t input_row_bytes(quant::Type type, int64_t columns) {
+    if (quant::type_wants_values(type)) return columns * sizeof(float);
+    return groups_of(columns) * sizeof(quant::ActGroup);
+}
+
+void check_routing(int num_rows, const Choice& choice, const ExpertPlaces& places) {
+    require(num_rows >= 1 && num_rows <= kMaxWindowRows,
+            "a window of " + std::to_string(num_rows) + " rows; 1 to " + std::to_string(kMaxWindowRows) + " are possible");
+    require(choice.num_experts >= 1 && choice.num_experts <= kMaxRoutedExperts && choice.top_k >= 1 && choice.top_k <= kMaxTopK &&
+                choice.top_k <= choice.num_experts,
+            "cannot choose " + std::to_string(choice.top_k) + " of " + std::to_string(choice.num_experts) + " experts; up to " +
+                std::to_string(kMaxTopK) + " of " + std::to_string(kMaxRoutedExperts) + " are possible");
+    require(places.streamed_ratio >= 0.0f && places.streamed_ratio <= 1.0f, "the streamed share lies outside of 0 to 1");
+}
+
+void check_part(const BlobPart& part, const ExpertPlaces& places) {
+    require(part.offset % 16 == 0 && part.offset + part.rows * part.row_bytes <= places.blob_bytes,
+            "a matrix of " + std::to_string(part.rows * part.row_bytes) + " bytes at " + std::to_string(part.offset) +
+                " does not fit a blob of " + std::to_string(places.blob_bytes));
+    require(part.rows % 32 == 0 && part.columns % 32 == 0, "experts of " + std::to_string(part.rows) + " rows of " +
+                                                               std::to_string(part.columns) +
+                                                               " values; multiples of 32 are possible");
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,102 @@
+// The routed experts of a window on the card: what gate_up_window and down_window share.
+//
+// gate_up_window  norm of the hidden rows; top-k; residency look-up; post of what the host computes; silu(gate(x)) * up(x)
+// down_window     top-k again; down of what gate_up left; the host's rows; combination in the order of the routed list; + hidden
+//
+// Bits: those of ops/norm.h, ops/route.h and ops/experts.h, wherever an expert is computed.
+//
+// Tiers: a resident expert is `own`. Of the m distinct others, in order of first appearance (pair = row * top_k + place), the
+// first floor(m * streamed_ratio + 1/2) are `streamed`: the card reads them in place from the arena, if that has an address
+// on the card. The rest are posted to the `host`.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/gating.h"
+#include "quant/row.h"
+
+namespace tandem::cuda {
+
+constexpr int kMaxRoutedExperts = 512;  // of a layer
+constexpr int kMaxTopK = 16;
+
+// How one layer chooses experts.
+struct Choice {
+    const float* logits;  // [rows, experts]
+    int32_t num_experts;  // 1..kMaxRoutedExperts
+    int32_t top_k;        // 1..kMaxTopK
+    Gating gating;
+    bool renormalise;
+    float scale;
+};
+
+// Where one layer's blobs lie.
+struct ExpertPlaces {
+    const int32_t* slots;      // [experts] slot or -1, on the card; changes only between windows
+    const uint8_t* slot_base;  // slot s lies at slot_base + s * blob_bytes
+    const uint8_t* arena;      // the layer's blobs as the card sees them in host memory, or null
+    size_t blob_bytes;         // a multiple of 256
+    float streamed_ratio;      // 0..1
+};
+
+// One matrix inside a blob.
+struct BlobPart {
+    quant::Type type;
+    int32_t rows;
+    int32_t columns;
+    size_t offset;  // a multiple of 16
+    size_t row_bytes;
+};
+
+// On the card, one per card, zeroed together with the memory of its posts.
+struct MissState {
+    uint32_t posted;   // number of the last post
+    uint32_t arrived;  // the last post whose answer block 0 has seen
+    uint32_t voided;   // not 0: a wait was aborted and the window's result is void; cleared by the host before the next window
+};
+
+// What the kernels are planned for.
+struct CardShape {
+    int32_t num_multiprocessors;
+    size_t block_shared_bytes;  // most dynamic shared memory of a block
+    size_t card_shared_bytes;   // shared memory of a multiprocessor
+};
+
+constexpr int kWindowThreads = 256;  // of a block; two blocks of 128 registers a thread share a multiprocessor
+constexpr int kWindowWarps = kWindowThreads / 32;
+
+// The rings through which the warps of a block fetch weight rows into shared memory, `num_stages` each.
+struct RingPlan {
+    int32_t num_warps;     // that fetch and compute; the others only help elsewhere
+    int32_t num_stages;    // of a warp
+    int32_t stage_rows;    // rows of each of the stage's matrices
+    uint32_t stage_bytes;  // a multiple of 16
+    uint32_t nbytes;       // of all rings with their barriers
+};
+
+// The best rings that fit into `available` bytes: whole stages of `wanted_rows` rows if two of them fit, else smaller ones, else
+// fewer warps. `rows_bytes`: of one row of each of the `num_matrices` matrices together. num_warps is 0 where nothing fits.
+RingPlan plan_rings(size_t available, int wanted_rows, size_t rows_bytes, int num_matrices);
+
+// The shared memory of an input row: quantised groups, or floats where the type wants those.
+size_t input_row_bytes(quant::Type type, int64_t columns);
+
+// Throws std::invalid_argument for numbers beyond the limits of these kernels.
+void check_routing(int num_rows, const Choice& choice, const ExpertPlaces& places);
+void check_part(const BlobPart& part, const ExpertPlaces& places);
+
+// Gives out a block's shared memory, piece by piece.
+class SharedPieces {
+  public:
+    uint32_t take(size_t nbytes) {
+        const auto offset = static_cast<uint32_t>(used_);
+        used_ += (nbytes + 63) / 64 * 64;
+        return offset;
+    }
+    size_t used() const { return used_; }
+
+  private:
+    size_t used_ = 0;
+};
+
+}  // namespace tandem::cuda

@@ -1,0 +1,52 @@
+// silu(gate(x)) * up(x) of a window's routed experts, for the pairs that the card computes; the others are posted to the host.
+//
+// x is the norm of the hidden rows. `h` [pairs, width]: pairs of the host are not written. Shapes and tiers: experts_window.h.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "cuda_ops/experts_window.h"
+#include "cuda_ops/miss_post.h"
+
+namespace tandem::cuda {
+
+struct GateUpProblem {
+    int32_t num_rows;     // 1..kMaxWindowRows
+    const float* hidden;  // [rows, columns]
+    const float* gamma;   // [columns]
+    float eps;
+    // Whether the kernel right before this one writes `hidden`; else the norm is computed before that one has ended.
+    bool hidden_is_fresh;
+    Choice choice;  // its logits come from the kernel right before
+    ExpertPlaces places;
+    BlobPart gate;  // [width, columns]
+    BlobPart up;
+    float* h;
+    int32_t layer;
+    MissPost post;  // as the card sees it
+    MissState* state;
+    uint32_t* uses;                 // [experts] of the layer, added to; or null
+    unsigned long long* tier_rows;  // [kNumTiers], added to; or null
+};
+
+// The grid, and offsets into a block's shared memory. The scratch of the norm lies where the rings will be.
+struct GateUpPlan {
+    int32_t num_blocks;
+    bool wants_groups;  // gate or up takes quantised input rows
+    bool wants_values;  // gate or up takes floats
+    uint32_t groups;
+    uint32_t values;
+    uint32_t inverse;
+    uint32_t gate_table;
+    uint32_t up_table;
+    uint32_t results;  // float [warps, kMaxWindowRows, 2 * stage_rows]
+    uint32_t rings;
+    uint32_t shared_bytes;
+    RingPlan ring_plan;
+};
+
+// Throws std::invalid_argument for problems that the card cannot hold.
+GateUpPlan plan_gate_up(const GateUpProblem& problem, const CardShape& card);
+
+void gate_up_window(const GateUpProblem& problem, const CardShape& card, cudaStream_t stream);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,232 @@
+// The routed list of a window, by one block: which experts, where they lie, who takes which rows. Every block that needs the list
+// computes it again; the bits are those of ops/route.h.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "cache/tier.h"
+#include "cuda_ops/experts_window.h"
+#include "cuda_ops/window_state.h"
+#include "quant/arithmetic.h"
+
+namespace tandem::cuda {
+
+constexpr int kMaxPairs = kMaxWindowRows * kMaxTopK;
+
+// One distinct expert of the window.
+struct RoutedExpert {
+    const uint8_t* blob;  // as the card reads it; null where the host computes it
+    int32_t expert;
+    int32_t first;  // its pairs are pairs[first .. first + count), rows rising
+    int32_t count;
+    int32_t tier;         // Tier
+    int32_t tier_first;   // the first of its rows among those of all host experts, or among those of all others
+    uint32_t input_rows;  // row of pair i in bits 4 i ..
+};
+
+// In shared memory. A pair is row * top_k + place; experts stand in order of first appearance.
+struct RoutedList {
+    int32_t slots[kMaxRoutedExperts];  // of the layer
+    int32_t ids[kMaxPairs];
+    float weights[kMaxPairs];
+    int32_t expert_of[kMaxPairs];   // index into `experts`
+    int32_t tier_place[kMaxPairs];  // place of the pair's row among those of its side, host or card
+    int32_t pairs[kMaxPairs];
+    RoutedExpert experts[kMaxPairs];
+    int32_t on_card[kMaxPairs];  // indices of the experts that the card computes
+    int32_t on_host[kMaxPairs];
+    int32_t first_pair[kMaxPairs];    // scratch: the first pair with the same expert
+    uint32_t firsts[kMaxPairs / 32];  // scratch: which pairs are such
+    uint32_t misses[kMaxPairs / 32];  // scratch: and not resident
+    int32_t num_experts;
+    int32_t num_on_card;
+    int32_t num_on_host;
+    int32_t num_card_pairs;
+    int32_t num_host_pairs;
+};
+
+namespace detail {
+
+constexpr uint32_t kNoKey = 0;  // below every logit's key
+
+// Rises with the logit; both zeros are equal.
+__device__ __forceinline__ uint32_t logit_key(float logit) {
+    const uint32_t bits = quant::float_bits(quant::add(logit, 0.0f));
+    return max(bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u), kNoKey + 1);
+}
+
+// The top_k greatest of a row by one warp, ties by lower id. Lane l looks at experts l * per_lane and following.
+template <int per_lane>
+__device__ __forceinline__ void choose_row(const float* logits, int num_experts, int top_k, int32_t* ids, int lane) {
+    uint32_t keys[per_lane];
+#pragma unroll
+    for (int i = 0; i < per_lane; i++) {
+        const int expert = lane * per_lane + i;
+        keys[i] = expert < num_experts ? logit_key(__ldcg(logits + expert)) : kNoKey;
+    }
+    for (int place = 0; place < top_k; place++) {
+        uint32_t best = kNoKey;
+        int at = 0;
+#pragma unroll
+        for (int i = 0; i < per_lane; i++) {
+            at = keys[i] > best ? i : at;
+            best = max(best, keys[i]);
+        }
+        const uint32_t greatest = __reduce_max_sync(~0u, best);
+        const int winner = __ffs(__ballot_sync(~0u, best == greatest)) - 1;
+        if (lane != winner) continue;
+        ids[place] = lane * per_lane + at;
+#pragma unroll
+        for (int i = 0; i < per_lane; i++) keys[i] = i == at ? kNoKey : keys[i];
+    }
+}
+
+// Weights of one row by one warp. `gates`: shared, [experts], scratch of this row.
+__device__ __forceinline__ void weigh_row(const Choice& p, const float* logits, const int32_t* ids, float* gates, float* weights,
+                                          int lane) {
+    const bool listed = lane < p.top_k;
+    float weight = 0.0f;
+    if (p.gating == Gating::softmax) {
+        const float max = __ldcg(logits + ids[0]);
+        for (int i = lane; i < p.num_experts; i += 32) gates[i] = quant::exp_clamped(quant::add(__ldcg(logits + i), -max));
+        __syncwarp();
+        float sum = 0.0f;  // sum8 of ops/vector.h: lane j % 8 has chain j
+#pragma unroll 8
+        for (int i = lane % 8; i < p.num_experts; i += 8) sum = quant::add(sum, gates[i]);
+#pragma unroll
+        for (int step = 4; step > 0; step /= 2) sum = quant::add(sum, __shfl_xor_sync(~0u, sum, step));
+        if (listed) weight = quant::div(gates[ids[lane]], sum);
+    } else if (listed) {
+        weight = quant::div(1.0f, quant::add(1.0f, quant::exp_clamped(-__ldcg(logits + ids[lane]))));
+    }
+    if (p.renormalise) {
+        float sum = 0.0f;
+        for (int place = 0; place < p.top_k; place++) sum = quant::add(sum, __shfl_sync(~0u, weight, place));
+        weight = quant::div(weight, sum);
+    }
+    if (listed) weights[lane] = quant::mul(weight, p.scale);
+}
+
+// expert_of, pairs, experts[].expert, .first, .count, .input_rows. Thread p has pair p.
+__device__ __forceinline__ void group_pairs(RoutedList& r, int num_pairs, int top_k, int thread) {
+    const bool is_pair = thread < num_pairs;
+    const int id = is_pair ? r.ids[thread] : -1;
+    int first = thread, before = 0, count = 0;
+    uint32_t input_rows = 0;
+    for (int pair = is_pair ? 0 : num_pairs; pair < num_pairs; pair++) {
+        if (r.ids[pair] != id) continue;
+        first = min(first, pair);
+        before += pair < thread;
+        input_rows |= static_cast<uint32_t>(pair / top_k) << 4 * count;
+        count++;
+    }
+    if (thread < kMaxPairs) {
+        const bool is_first = is_pair && first == thread;
+        const uint32_t firsts = __ballot_sync(~0u, is_first), misses = __ballot_sync(~0u, is_first && r.slots[max(id, 0)] < 0);
+        r.first_pair[thread] = first;
+        if (thread % 32 == 0) {
+            r.firsts[thread / 32] = firsts;
+            r.misses[thread / 32] = misses;
+        }
+    }
+    __syncthreads();
+    if (!is_pair) return;
+    int index = 0, place = before;
+    for (int word = 0; word <= first / 32; word++)
+        index += __popc(r.firsts[word] & (word < first / 32 ? ~0u : (1u << first % 32) - 1));
+    for (int pair = 0; pair < num_pairs; pair++) place += r.first_pair[pair] < first;
+    r.expert_of[thread] = index;
+    r.pairs[place] = thread;
+    r.tier_place[thread] = before;
+    if (first != thread) return;
+    RoutedExpert& expert = r.experts[index];
+    expert.expert = id;
+    expert.first = place;
+    expert.count = count;
+    expert.input_rows = input_rows;
+}
+
+// .tier and .blob of the experts. Thread p has pair p.
+__device__ __forceinline__ void place_experts(RoutedList& r, const ExpertPlaces& places, int num_pairs, int thread) {
+    if (thread >= num_pairs || r.first_pair[thread] != thread) return;
+    int num_misses = 0, misses_before = 0;
+    for (int word = 0; word < kMaxPairs / 32; word++) {
+        num_misses += __popc(r.misses[word]);
+        if (word < thread / 32) misses_before += __popc(r.misses[word]);
+    }
+    misses_before += __popc(r.misses[thread / 32] & ((1u << thread % 32) - 1));
+    const float ratio = places.arena ? places.streamed_ratio : 0.0f;
+    const int num_streamed = static_cast<int>(quant::add(quant::mul(static_cast<float>(num_misses), ratio), 0.5f));
+    RoutedExpert& expert = r.experts[r.expert_of[thread]];
+    const int slot = r.slots[expert.expert];
+    const bool streamed = slot < 0 && misses_before < num_streamed;
+    expert.tier = static_cast<int32_t>(slot >= 0 ? Tier::own : streamed ? Tier::streamed : Tier::host);
+    expert.blob = slot >= 0  ? places.slot_base + static_cast<ptrdiff_t>(slot) * static_cast<ptrdiff_t>(places.blob_bytes)
+                  : streamed ? places.arena + expert.expert * places.blob_bytes
+                             : nullptr;
+}
+
+// on_card, on_host, tier_first and the numbers. Thread i has expert i.
+__device__ __forceinline__ void split_tiers(RoutedList& r, int thread) {
+    if (thread >= r.num_experts) return;
+    const bool host = r.experts[thread].blob == nullptr;
+    int index = 0, rows = 0;
+    for (int i = 0; i < thread; i++) {
+        if ((r.experts[i].blob == nullptr) != host) continue;
+        index++;
+        rows += r.experts[i].count;
+    }
+    (host ? r.on_host : r.on_card)[index] = thread;
+    r.experts[thread].tier_first = rows;
+    if (thread + 1 < r.num_experts) return;
+    const int experts = index + 1, pairs = rows + r.experts[thread].count, all = r.experts[thread].first + r.experts[thread].count;
+    r.num_on_host = host ? experts : r.num_experts - experts;
+    r.num_on_card = r.num_experts - r.num_on_host;
+    r.num_host_pairs = host ? pairs : all - pairs;
+    r.num_card_pairs = all - r.num_host_pairs;
+}
+
+}  // namespace detail
+
+// The residency table of the layer; no kernel writes it, so this may come before wait_prerequisites(). A barrier must follow.
+__device__ __forceinline__ void load_slots(RoutedList& r, const ExpertPlaces& places, int num_experts, int thread,
+                                           int num_threads) {
+    for (int i = thread; i < num_experts; i += num_threads) r.slots[i] = __ldcg(places.slots + i);
+}
+
+// Everything but the weights. All threads of the block call, at least kMaxPairs of them; has barriers inside and one at its end.
+__device__ __forceinline__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& places, int num_rows, int thread,
+                                           int num_threads) {
+    const int warp = thread / 32, num_warps = num_threads / 32, lane = thread % 32, num_pairs = num_rows * p.top_k;
+    for (int row = warp; row < num_rows; row += num_warps) {
+        const float* logits = p.logits + row * p.num_experts;
+        int32_t* ids = r.ids + row * p.top_k;
+        if (p.num_experts <= 128)
+            detail::choose_row<4>(logits, p.num_experts, p.top_k, ids, lane);
+        else
+            detail::choose_row<kMaxRoutedExperts / 32>(logits, p.num_experts, p.top_k, ids, lane);
+    }
+    __syncthreads();
+    detail::group_pairs(r, num_pairs, p.top_k, thread);
+    if (thread == 0) {
+        int num_experts = 0;
+        for (int word = 0; word < kMaxPairs / 32; word++) num_experts += __popc(r.firsts[word]);
+        r.num_experts = num_experts;
+    }
+    __syncthreads();
+    detail::place_experts(r, places, num_pairs, thread);
+    __syncthreads();
+    detail::split_tiers(r, thread);
+    __syncthreads();
+    if (thread < num_pairs) r.tier_place[thread] += r.experts[r.expert_of[thread]].tier_first;
+    __syncthreads();
+}
+
+// The weights, after route_rows. `gates`: shared, [num_rows, experts]. A barrier must follow.
+__device__ __forceinline__ void weigh_rows(RoutedList& r, const Choice& p, int num_rows, float* gates, int thread,
+                                           int num_threads) {
+    for (int row = thread / 32; row < num_rows; row += num_threads / 32)
+        detail::weigh_row(p, p.logits + row * p.num_experts, r.ids + row * p.top_k, gates + row * p.num_experts,
+                          r.weights + row * p.top_k, thread % 32);
+}
+
+}  // namespace tandem::cuda

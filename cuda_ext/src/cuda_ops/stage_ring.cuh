@@ -1,0 +1,69 @@
+// A warp's ring of stages in shared memory: weight rows are fetched some stages ahead of the dot products.
+#pragma once
+#include "cuda_ops/experts_window.h"
+#include "device/primitives.cuh"
+
+namespace tandem::cuda {
+
+// `Items` is a warp's work, in two cursors over the same sequence:
+//     bool fetch(device::StagedCopy&, uint8_t* stage, int lane)   starts the copies of the next item; false when there is none
+//     void compute(const uint8_t* stage, int lane)                the next item, whose bytes are there
+class StageRing {
+  public:
+    // Barriers of all rings of a block come first, then the stages. One thread calls; a block barrier must follow.
+    static __device__ __forceinline__ void init(uint8_t* memory, const RingPlan& plan) {
+        auto* copies = reinterpret_cast<device::StagedCopy*>(memory);
+        for (int i = 0; i < plan.num_warps * plan.num_stages; i++) copies[i].init();
+    }
+
+    __device__ __forceinline__ StageRing(uint8_t* memory, const RingPlan& plan, int warp)
+        : copies_(reinterpret_cast<device::StagedCopy*>(memory) + warp * plan.num_stages),
+          stages_(memory + plan.num_warps * plan.num_stages * sizeof(device::StagedCopy) +
+                  static_cast<size_t>(warp) * plan.num_stages * plan.stage_bytes),
+          stage_bytes_(plan.stage_bytes),
+          num_stages_(plan.num_stages) {}
+
+    // Starts as many copies as there are free stages.
+    template <class Items>
+    __device__ __forceinline__ void fetch(Items& items, int lane) {
+        while (num_open_ < num_stages_ && start(items, lane)) {
+        }
+    }
+
+    // Computes everything.
+    template <class Items>
+    __device__ __forceinline__ void run(Items& items, int lane) {
+        fetch(items, lane);
+        while (num_open_ > 0) {
+            copies_[oldest_].wait(lane);
+            items.compute(stages_ + oldest_ * stage_bytes_, lane);
+            __syncwarp();  // all lanes have read the stage
+            num_open_--;
+            oldest_ = next(oldest_);
+            start(items, lane);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ int next(int stage) const { return stage + 1 == num_stages_ ? 0 : stage + 1; }
+
+    template <class Items>
+    __device__ __forceinline__ bool start(Items& items, int lane) {
+        if (!items.fetch(copies_[newest_], stages_ + newest_ * stage_bytes_, lane)) return false;
+        newest_ = next(newest_);
+        num_open_++;
+        return true;
+    }
+
+    device::StagedCopy* copies_;
+    uint8_t* stages_;
+    uint32_t stage_bytes_;
+    int num_stages_;
+    int newest_ = 0;  // the next stage to fill
+    int oldest_ = 0;  // the next stage to compute
+    int num_open_ = 0;
+};
+
+static_assert(sizeof(device::StagedCopy) == 16);
+
+}  // namespace tandem::cuda
