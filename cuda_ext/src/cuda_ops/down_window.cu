@@ -190,7 +190,8 @@ __device__ __forceinline__ void load_hidden(const DownProblem& p, const DownPlan
     }
 }
 
-__global__ void __launch_bounds__(kWindowThreads, 2) down_kernel(const DownProblem p, const DownPlan plan) {
+__global__ void __launch_bounds__(kWindowThreads, 2)
+    down_kernel(const __grid_constant__ DownProblem p, const __grid_constant__ DownPlan plan) {
     const Block block(p, plan);
     RoutedList& list = block.list;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;

@@ -80,8 +80,7 @@ class GateUpItems {
         dots.num_rows = pairs.num_rows;
         dots.columns = p_.gate.columns;
         dots.num_inputs = pairs.expert->count;
-        dots.groups = reinterpret_cast<const quant::ActGroup*>(shared_ + plan_.groups);
-        dots.values = reinterpret_cast<const float*>(shared_ + plan_.values);
+        set_inputs(dots, plan_.gate_wants_values);
         dots.table = shared_ + plan_.gate_table;
         dots.out = results_;
         dots.out_stride = 2 * pairs.num_rows;
@@ -92,9 +91,15 @@ class GateUpItems {
         if (in_one) return;
         dots.weights = up;
         dots.row_bytes = p_.up.row_bytes;
+        set_inputs(dots, plan_.up_wants_values);
         dots.table = shared_ + plan_.up_table;
         dots.out = results_ + pairs.num_rows;
         quant::dot_rows(p_.up.type, dots, lane);
+    }
+
+    __device__ __forceinline__ void set_inputs(quant::RowDots& dots, bool wants_values) const {
+        dots.groups = wants_values ? nullptr : reinterpret_cast<const quant::ActGroup*>(shared_ + plan_.groups);
+        dots.values = wants_values ? reinterpret_cast<const float*>(shared_ + plan_.values) : nullptr;
     }
 
     const GateUpProblem& p_;
@@ -114,10 +119,10 @@ __device__ void norm(const GateUpProblem& p, const GateUpPlan& plan, unsigned ch
     rows.width = p.gate.columns;
     rows.eps = p.eps;
     rows.num_rows = p.num_rows;
-    rows.scratch = reinterpret_cast<float*>(shared + (plan.wants_values ? plan.values : plan.rings));
+    rows.scratch = reinterpret_cast<float*>(shared + (plan.wants_values() ? plan.values : plan.rings));
     rows.inverse = reinterpret_cast<float*>(shared + plan.inverse);
-    rows.groups = plan.wants_groups ? reinterpret_cast<quant::ActGroup*>(shared + plan.groups) : nullptr;
-    rows.values = plan.wants_values ? rows.scratch : nullptr;
+    rows.groups = plan.wants_groups() ? reinterpret_cast<quant::ActGroup*>(shared + plan.groups) : nullptr;
+    rows.values = plan.wants_values() ? rows.scratch : nullptr;
     norm_rows(rows, threadIdx.x, kWindowThreads);
 }
 
@@ -129,13 +134,13 @@ __device__ void post_misses(const GateUpProblem& p, const GateUpPlan& plan, cons
         p.post.experts[thread] = {expert.expert, expert.tier_first, expert.count};
     }
     if (thread < num_pairs && !list.experts[list.expert_of[thread]].blob) p.post.pairs[list.tier_place[thread]] = thread;
-    if (plan.wants_groups) {
+    if (plan.wants_groups()) {
         const int units =
             p.num_rows * ((columns + quant::kSuper - 1) / quant::kSuper) * static_cast<int>(sizeof(quant::ActGroup) / 16);
         for (int i = thread; i < units; i += kWindowThreads)
             reinterpret_cast<uint4*>(p.post.groups)[i] = reinterpret_cast<const uint4*>(shared + plan.groups)[i];
     }
-    if (plan.wants_values)
+    if (plan.wants_values())
         for (int i = thread; i < p.num_rows * columns; i += kWindowThreads)
             p.post.values[i] = reinterpret_cast<const float*>(shared + plan.values)[i];
     if (thread == 0) {
@@ -162,7 +167,8 @@ __device__ void count_uses(const GateUpProblem& p, const RoutedList& list) {
     if (p.tier_rows) atomicAdd(p.tier_rows + expert.tier, static_cast<unsigned long long>(expert.count));
 }
 
-__global__ void __launch_bounds__(kWindowThreads, 2) gate_up_kernel(const GateUpProblem p, const GateUpPlan plan) {
+__global__ void __launch_bounds__(kWindowThreads, 2)
+    gate_up_kernel(const __grid_constant__ GateUpProblem p, const __grid_constant__ GateUpPlan plan) {
     unsigned char* shared = device::dynamic_shared();
     RoutedList& list = *reinterpret_cast<RoutedList*>(shared);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -198,20 +204,20 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
     require(p.gate.rows == p.up.rows && p.gate.columns == p.up.columns, "gate and up do not fit together");
     const int64_t columns = p.gate.columns;
     GateUpPlan plan{};
-    plan.wants_groups = !quant::type_wants_values(p.gate.type) || !quant::type_wants_values(p.up.type);
-    plan.wants_values = quant::type_wants_values(p.gate.type) || quant::type_wants_values(p.up.type);
+    plan.gate_wants_values = quant::type_wants_values(p.gate.type);
+    plan.up_wants_values = quant::type_wants_values(p.up.type);
     plan.num_blocks = card.num_multiprocessors;
     SharedPieces pieces;
     pieces.take(sizeof(RoutedList));
-    plan.groups = pieces.take(plan.wants_groups ? p.num_rows * ((columns + 255) / 256) * sizeof(quant::ActGroup) : 0);
-    plan.values = pieces.take(plan.wants_values ? p.num_rows * columns * sizeof(float) : 0);
+    plan.groups = pieces.take(plan.wants_groups() ? p.num_rows * ((columns + 255) / 256) * sizeof(quant::ActGroup) : 0);
+    plan.values = pieces.take(plan.wants_values() ? p.num_rows * columns * sizeof(float) : 0);
     plan.inverse = pieces.take(kMaxWindowRows * sizeof(float));
     plan.gate_table = pieces.take(quant::table_bytes(p.gate.type));
     plan.up_table = p.up.type == p.gate.type ? plan.gate_table : pieces.take(quant::table_bytes(p.up.type));
     plan.results = pieces.take(kWindowWarps * kMaxWindowRows * 2 * kStageRows * sizeof(float));
     plan.rings = pieces.take(0);
     const size_t rows_bytes = p.gate.row_bytes + p.up.row_bytes;
-    const size_t scratch_bytes = plan.wants_values ? 0 : p.num_rows * columns * sizeof(float);
+    const size_t scratch_bytes = plan.wants_values() ? 0 : p.num_rows * columns * sizeof(float);
     for (const size_t limit :
          {std::min(card.block_shared_bytes, card.card_shared_bytes * kSharedPercent / 100), card.block_shared_bytes}) {
         if (limit < plan.rings + scratch_bytes) continue;

@@ -4,6 +4,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "base/host_device.h"
 #include "cuda_ops/experts_window.h"
 #include "cuda_ops/miss_post.h"
 
@@ -31,8 +32,8 @@ struct GateUpProblem {
 // The grid, and offsets into a block's shared memory. The scratch of the norm lies where the rings will be.
 struct GateUpPlan {
     int32_t num_blocks;
-    bool wants_groups;  // gate or up takes quantised input rows
-    bool wants_values;  // gate or up takes floats
+    bool gate_wants_values;  // floats, else quantised input rows
+    bool up_wants_values;
     uint32_t groups;
     uint32_t values;
     uint32_t inverse;
@@ -42,6 +43,9 @@ struct GateUpPlan {
     uint32_t rings;
     uint32_t shared_bytes;
     RingPlan ring_plan;
+
+    TANDEM_HD bool wants_groups() const { return !gate_wants_values || !up_wants_values; }
+    TANDEM_HD bool wants_values() const { return gate_wants_values || up_wants_values; }
 };
 
 // Throws std::invalid_argument for problems that the card cannot hold.
