@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from appliance.engine import process
 from appliance.engine.generation import RunnerStats, WindowInterruptedError
+from appliance.engine.logits import ArrayRow, LogitsRow
 from appliance.engine.loop import CardMemory
 from appliance.errors import EngineError, MemoryBudgetError, RequestError
 from appliance.protocol import LoadProgress
@@ -108,7 +109,7 @@ class FakeRunner:
     def plan_bytes(self) -> Mapping[str, int]:
         return {"dense": 3 * MIB, "kv": 2 * MIB, "workspace": MIB, "slots": self.model.slots * MIB}
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> NDArray[np.float32]:
+    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         self._check(tokens, position, num_logits)
         self.on_run(position)
         self.runs.append(Run(tuple(tokens), position, num_logits))
@@ -122,7 +123,7 @@ class FakeRunner:
         self._rows += len(tokens)
         first = len(tokens) - num_logits
         rows = [self._logits(self._states[position + row], tokens[row], position + row) for row in range(first, len(tokens))]
-        return np.array(rows, dtype=np.float32).reshape(num_logits, self.vocab)
+        return [ArrayRow(row) for row in rows]
 
     def between_windows(self) -> None:
         self.num_boundaries += 1
@@ -205,7 +206,7 @@ def greedy_answer(model: FakeModel, prompt: Sequence[int], num_tokens: int) -> l
     )
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(int(np.argmax(runner.run(tokens, 0, 1)[0])))
+        tokens.append(runner.run(tokens, 0, 1)[0].likeliest)
     return tokens[len(prompt) :]
 
 

@@ -239,7 +239,7 @@ def greedy(runner: ModelRunner, prompt: Sequence[int], num_tokens: int, banned: 
     """What the runner continues with, one row per window; never `banned`."""
     answer = [_likeliest(prefill(runner, prompt, num_logits=1)[-1], banned)]
     for step in range(num_tokens - 1):
-        logits = runner.run([answer[-1]], len(prompt) + step, 1)[-1]
+        logits = runner.run([answer[-1]], len(prompt) + step, 1)[-1].values()
         answer.append(_likeliest(logits, banned))
         runner.between_windows()
     return answer
@@ -257,12 +257,12 @@ def prefill(
 ) -> NDArray[np.float32]:
     """Runs all tokens in chunks; logits of the last `num_logits` rows of each chunk, [rows, vocab], copied."""
     step = chunk or runner.max_rows
-    parts = []
+    parts: list[NDArray[np.float32]] = []
     for first in range(0, len(ids), step):
         rows = list(ids[first : first + step])
-        parts.append(runner.run(rows, position + first, min(num_logits, len(rows))).copy())
+        parts += [row.values().copy() for row in runner.run(rows, position + first, min(num_logits, len(rows)))]
         runner.between_windows()
-    return np.concatenate(parts)
+    return np.stack(parts) if parts else np.empty((0, runner.vocab), np.float32)
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

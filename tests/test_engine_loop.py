@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from appliance.engine.commands import Cancel, Command, EndOfInput, FreeMemory, HoldThreads, ReportStats, parse_command
 from appliance.engine.generation import Runner, RunnerStats
+from appliance.engine.logits import LogitsRow
 from appliance.engine.loop import EngineLoop
 from appliance.engine.pipes import Inbox, LineWriter
 from appliance.errors import EngineError
@@ -374,7 +373,7 @@ class PlainRunner:
         self.max_rows, self.context, self.vocab = 32, 4096, 320
         self.plan_bytes: Mapping[str, int] = {}
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> NDArray[np.float32]:
+    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         return self._runner.run(tokens, position, num_logits)
 
     def between_windows(self) -> None: ...

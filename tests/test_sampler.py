@@ -19,7 +19,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from appliance.engine.sampler import Logits, Sampler, largest, uniform
+from appliance.engine.logits import ArrayRow, Logits
+from appliance.engine.sampler import Sampler, largest, uniform
 from appliance.errors import EngineError, RequestError
 from appliance.protocol import Sampling
 
@@ -106,22 +107,22 @@ def test_each_penalty_works_without_the_others() -> None:
 
 def test_greedy_takes_the_lowest_of_equally_large_logits() -> None:
     logits = np.array([1, 7, 3, 7, 7], dtype=np.float32)
-    assert Sampler(Sampling(), 5, [0]).choose(logits, 1).token == 1
+    assert Sampler(Sampling(), 5, [0]).choose(ArrayRow(logits), 1).token == 1
 
 
 def test_greedy_obeys_bias_and_penalties() -> None:
     logits = np.array([1, 7, 3, 6.5, 2], dtype=np.float32)
-    assert Sampler(Sampling(logit_bias={2: 10.0}), 5, [0]).choose(logits, 1).token == 2
+    assert Sampler(Sampling(logit_bias={2: 10.0}), 5, [0]).choose(ArrayRow(logits), 1).token == 2
     sampler = Sampler(Sampling(frequency_penalty=1.0), 5, [1, 1, 1])
-    assert sampler.choose(logits, 3).token == 1
+    assert sampler.choose(ArrayRow(logits), 3).token == 1
     sampler.accept(1)
-    assert sampler.choose(logits, 4).token == 3
+    assert sampler.choose(ArrayRow(logits), 4).token == 3
 
 
 def test_a_tiny_temperature_is_greedy() -> None:
     logits = random_logits(500, 3)
     for temperature in (1e-6, 1e-30, 5e-324):
-        assert Sampler(Sampling(temperature=temperature), 500, [0]).choose(logits, 9).token == int(np.argmax(logits))
+        assert Sampler(Sampling(temperature=temperature), 500, [0]).choose(ArrayRow(logits), 9).token == int(np.argmax(logits))
 
 
 def test_top_p_of_zero_and_min_p_of_one_leave_the_likeliest() -> None:
@@ -145,7 +146,7 @@ def test_drawn_tokens_follow_their_probabilities(sampling: Sampling) -> None:
     expected = probabilities(sampling, logits, [0])
     num_draws = 5000
     sampler = Sampler(sampling, 12, [0])
-    counts = Counter(sampler.choose(logits, position).token for position in range(num_draws))
+    counts = Counter(sampler.choose(ArrayRow(logits), position).token for position in range(num_draws))
     assert set(counts) <= set(np.flatnonzero(expected))
     chi_square = sum((counts[token] - num_draws * p) ** 2 / (num_draws * p) for token, p in enumerate(expected) if p > 0)
     assert chi_square < 31.26, "99.9 % quantile for 11 degrees of freedom"
@@ -203,9 +204,9 @@ def test_any_settings_give_a_token_and_leave_the_logits_alone(sampling: Sampling
     for token in answer:
         sampler.accept(token)
         again.accept(token)
-    choice = sampler.choose(logits, 8)
+    choice = sampler.choose(ArrayRow(logits), 8)
     assert 0 <= choice.token < 50
-    assert choice == again.choose(logits, 8)
+    assert choice == again.choose(ArrayRow(logits), 8)
     assert np.array_equal(logits, before)
     if sampling.temperature > 0:
         assert choice.token in sampler.distribution(logits).ids
@@ -220,7 +221,7 @@ def test_largest_agrees_with_a_stable_sort(values: list[int], count: int) -> Non
 def test_logprobs_are_of_the_raw_logits_and_likeliest_first() -> None:
     logits = random_logits(300, 6)
     expected = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1)
-    choice = Sampler(Sampling(temperature=0.5, top_k=3, logit_bias={200: 60.0}), 300, [0], top_logprobs=4).choose(logits, 7)
+    choice = Sampler(Sampling(temperature=0.5, top_k=3, logit_bias={200: 60.0}), 300, [0], top_logprobs=4).choose(ArrayRow(logits), 7)
     assert choice.token == 200
     assert choice.logprobs is not None
     assert choice.logprobs.logprob == pytest.approx(float(expected[200]), rel=1e-6)
@@ -231,8 +232,8 @@ def test_logprobs_are_of_the_raw_logits_and_likeliest_first() -> None:
 
 def test_logprobs_come_only_when_asked_for() -> None:
     logits = random_logits(30, 6)
-    assert Sampler(Sampling(), 30, [0]).choose(logits, 1).logprobs is None
-    only_chosen = Sampler(Sampling(), 30, [0], top_logprobs=0).choose(logits, 1).logprobs
+    assert Sampler(Sampling(), 30, [0]).choose(ArrayRow(logits), 1).logprobs is None
+    only_chosen = Sampler(Sampling(), 30, [0], top_logprobs=0).choose(ArrayRow(logits), 1).logprobs
     assert only_chosen is not None
     assert only_chosen.top == []
 
@@ -243,7 +244,7 @@ def test_damaged_logits_are_an_engine_error(bad: float, sampling: Sampling) -> N
     logits = random_logits(1000, 7)
     logits[500] = bad
     with pytest.raises(EngineError, match="position 12"):
-        Sampler(sampling, 1000, [0]).choose(logits, 12)
+        Sampler(sampling, 1000, [0]).choose(ArrayRow(logits), 12)
 
 
 @pytest.mark.parametrize("bias", [{50: 1.0}, {-1: 1.0}, {3: float("nan")}, {3: float("inf")}, {3: 1e300}])

@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
+from appliance.engine.logits import LogitsRow
 from appliance.engine.sampler import Choice, Sampler
 from appliance.engine.session import Session
 from appliance.errors import ContextLengthError, RequestError
@@ -56,10 +54,10 @@ class Runner(Protocol):
     def plan_bytes(self) -> Mapping[str, int]:
         """Card memory by consumer."""
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> NDArray[np.float32]:
+    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         """Computes `tokens` at the positions from `position` on.
 
-        Returns the logits of the last `num_logits` tokens, [num_logits, vocab] float32, valid until the next run. Raises
+        Returns the logits of the last `num_logits` tokens, valid until the next run. Raises
         EngineError when the card failed, and the process is then of no more use. A runner that can be interrupted raises
         WindowInterruptedError.
         """
@@ -142,14 +140,14 @@ class Generation:
     def _decode_window(self) -> FinishReason | None:
         return self._take(self._run([self._answer[-1]], num_logits=1)[-1])
 
-    def _run(self, tokens: Sequence[int], num_logits: int) -> NDArray[np.float32]:
+    def _run(self, tokens: Sequence[int], num_logits: int) -> Sequence[LogitsRow]:
         self._session.truncate(self._position)
         logits = self._runner.run(tokens, self._position, num_logits)
         self._session.extend(tokens)
         self._position += len(tokens)
         return logits
 
-    def _take(self, logits: NDArray[np.float32]) -> FinishReason | None:
+    def _take(self, logits: LogitsRow) -> FinishReason | None:
         """Chooses the token that follows the last computed position and tells the desk."""
         choice = self._sampler.choose(logits, self._position)
         self._sampler.accept(choice.token)

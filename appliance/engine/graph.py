@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from appliance.engine.generation import WindowInterruptedError
+from appliance.engine.logits import ArrayRow, LogitsRow
 from appliance.errors import CorruptModelError, EngineError
 from appliance.gguf_file import GgufFile, TensorInfo
 from appliance.memory.arena import Arena
@@ -75,8 +75,8 @@ class Graph:
         """Reads the dense weights from the file. Raises CorruptModelError for one with a value that is not finite."""
         self._dense.load(progress)
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> NDArray[np.float32]:
-        """Logits of the last `num_logits` rows, [num_logits, vocab] float32, valid until the next run.
+    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+        """Logits of the last `num_logits` rows, valid until the next run.
 
         Raises WindowInterruptedError, or EngineError for rows beyond the graph's sizes.
         """
@@ -86,7 +86,8 @@ class Graph:
             raise WindowInterruptedError("the run was interrupted; run it again if it is still wanted") from None
         except ValueError as error:
             raise EngineError(f"the engine was asked for a run that it cannot do: {error}") from None
-        return self._logits[: num_logits * self._config.vocab].reshape(num_logits, self._config.vocab)
+        logits = self._logits[: num_logits * self._config.vocab].reshape(num_logits, self._config.vocab)
+        return [ArrayRow(row) for row in logits]
 
     def interrupt(self) -> None:
         """Ends the run in progress, or else the next one, after its current operation. Thread-safe."""

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from appliance.engine.experts import ExpertCache
 from appliance.engine.generation import RunnerStats
 from appliance.engine.graph import Graph, GraphSizes
+from appliance.engine.logits import LogitsRow
 from appliance.engine.loop import CardMemory
 from appliance.errors import EngineError, MemoryBudgetError, SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
@@ -168,10 +167,10 @@ class ModelRunner:
     def cache(self) -> ExpertCache:
         return self._cache
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> NDArray[np.float32]:
+    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         """Computes `tokens` at the positions from `position` on; what was there is overwritten.
 
-        Returns the logits of the last `num_logits` tokens, [num_logits, vocab] float32, valid until the next run. Raises
+        Returns the logits of the last `num_logits` tokens, valid until the next run. Raises
         WindowInterruptedError, or EngineError for rows beyond `max_rows` or `context`.
         """
         if self._is_closed:

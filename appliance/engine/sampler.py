@@ -26,10 +26,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.engine.logits import Logits, LogitsRow
 from appliance.errors import EngineError, RequestError
 from appliance.protocol import Sampling, TokenLogprobs
 
-Logits = NDArray[np.float32]
 TokenIds = NDArray[np.int64]
 
 _LARGEST_LOGIT = 1e30
@@ -72,28 +72,34 @@ class Sampler:
         self._all_ids: TokenIds = np.arange(vocab)
         self._top_logprobs = top_logprobs
         self._bias_ids, self._bias = _bias_arrays(sampling.logit_bias, vocab)
+        self._penalises_count = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        self._adjusts = bool(self._bias_ids.size) or sampling.repetition_penalty != 1.0 or self._penalises_count
         self._counts: NDArray[np.int32] = np.zeros(vocab, dtype=np.int32)
         self._generated = _IdSet(vocab)
         self._seen = _IdSet(vocab)
         if sampling.repetition_penalty != 1.0:
             self._seen.add_all(np.unique(np.asarray(prompt, dtype=np.int64)))
 
-    def choose(self, logits: Logits, position: int) -> Choice:
-        """The token for the absolute `position`, from `logits`: [vocab] float32, which are left as they are.
+    def choose(self, row: LogitsRow, position: int) -> Choice:
+        """The token for the absolute `position`.
 
         Raises EngineError if one of the logits is not a number or beyond all reason.
         """
-        lowest, peak = float(np.min(logits)), float(np.max(logits))
+        lowest, peak = row.lowest, row.peak
         if not (lowest > -_LARGEST_LOGIT and peak < _LARGEST_LOGIT):  # written so that a NaN fails it
             raise EngineError(
                 f"the model computed logits from {lowest} to {peak} for position {position}; its weights or state are damaged"
             )
-        adjusted = self._adjusted(logits)
+        token = self._choose(row, position)
+        return Choice(token, None if self._top_logprobs is None else _logprobs(row.values(), peak, token, self._top_logprobs))
+
+    def _choose(self, row: LogitsRow, position: int) -> int:
+        if self._sampling.temperature == 0.0 and not self._adjusts:
+            return row.likeliest
+        adjusted = self._adjusted(row.values())
         if self._sampling.temperature == 0.0:
-            token = int(np.argmax(adjusted))
-        else:
-            token = self._filtered(adjusted).at(uniform(self._sampling.seed, position))
-        return Choice(token, None if self._top_logprobs is None else _logprobs(logits, peak, token, self._top_logprobs))
+            return int(np.argmax(adjusted))
+        return self._filtered(adjusted).at(uniform(self._sampling.seed, position))
 
     def accept(self, token: int) -> None:
         """`token` has become part of the answer; the penalties of later choices count it."""
@@ -108,10 +114,9 @@ class Sampler:
 
     def _adjusted(self, logits: Logits) -> Logits:
         """Steps 1 to 3, on a copy if there is anything to do."""
-        sampling = self._sampling
-        penalises_count = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
-        if not (self._bias_ids.size or sampling.repetition_penalty != 1.0 or penalises_count):
+        if not self._adjusts:
             return logits
+        sampling = self._sampling
         result = logits.copy()
         result[self._bias_ids] += self._bias
         if sampling.repetition_penalty != 1.0:
@@ -119,7 +124,7 @@ class Sampler:
             values = result[seen]
             penalty = np.float32(sampling.repetition_penalty)
             result[seen] = np.where(values < 0, values * penalty, values / penalty)
-        if penalises_count:
+        if self._penalises_count:
             generated = self._generated.ids
             counts = self._counts[generated].astype(np.float32)
             result[generated] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * counts

@@ -98,7 +98,7 @@ def tandem_answers(path: Path, prompts: Sequence[Sequence[int]], num_tokens: int
             logits = prefill(runner, prompt, num_logits=1)[-1]
             while (token := int(logits.argmax())) not in END_IDS and len(answer) < num_tokens:
                 answer.append(token)
-                logits = runner.run([token], len(prompt) + len(answer) - 1, 1)[-1]
+                logits = runner.run([token], len(prompt) + len(answer) - 1, 1)[-1].values()
                 runner.between_windows()
             answers.append(answer)
     return answers
