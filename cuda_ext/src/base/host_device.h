@@ -11,7 +11,7 @@
 
 // A constant table, in the memory of whichever side reads it.
 #ifdef __CUDA_ARCH__
-#define TANDEM_TABLE static __device__ const
+#define TANDEM_TABLE static __device__ constexpr
 #else
 #define TANDEM_TABLE static constexpr
 #endif

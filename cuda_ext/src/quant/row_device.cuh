@@ -10,6 +10,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "device/dynamic_shared.cuh"
+#include "quant/arithmetic.h"
 #include "quant/row.h"
 #include "quant/table_bytes.h"
 
@@ -28,8 +30,8 @@ struct RowDots {
     int num_rows;    // any
     int columns;     // a multiple of 32; any number for F32, F16, BF16
     int num_inputs;  // 1..8
-    // Input rows: `groups` [num_inputs, ceil(columns / 256)] for quantised weights, `values` [num_inputs, columns] for F32, F16,
-    // BF16. Blocks of a last group beyond `columns` are not read.
+    // Input rows: `groups` [rows, ceil(columns / 256)] for quantised weights, `values` [rows, columns] for F32, F16, BF16; the
+    // other one is not read. Blocks of a last group beyond `columns` are not read.
     const ActGroup* groups;
     const float* values;
     const void* table;  // of load_table; null where table_bytes(type) is 0
@@ -39,8 +41,44 @@ struct RowDots {
     uint32_t input_rows = kAllInputs;
 };
 
+// RowDots with 32-bit places in the dynamic shared memory, so that the compiler knows what is shared.
+struct SharedDots {
+    int weights;
+    uint32_t row_bytes;
+    int num_rows;
+    int columns;
+    int num_inputs;
+    int inputs;  // groups or values
+    int table;
+    float* out;
+    uint32_t out_stride;
+    uint32_t input_rows;
+
+    __device__ __forceinline__ const uint8_t* row(int index) const {
+        return device::dynamic_shared() + weights + index * static_cast<int>(row_bytes);
+    }
+    __device__ __forceinline__ const ActGroup* groups(int input) const {
+        return reinterpret_cast<const ActGroup*>(device::dynamic_shared() + inputs) + input_row(input) * num_groups();
+    }
+    __device__ __forceinline__ const float* values(int input) const {
+        return reinterpret_cast<const float*>(device::dynamic_shared() + inputs) + input_row(input) * columns;
+    }
+    __device__ __forceinline__ int input_row(int input) const { return static_cast<int>(input_rows >> 4 * input & 15); }
+    __device__ __forceinline__ int num_groups() const { return (columns + kSuper - 1) / kSuper; }
+};
+
+__device__ void dot_shared_rows(Type type, SharedDots p, int lane);
+
 // All 32 lanes call together.
-__device__ void dot_rows(Type type, const RowDots& p, int lane);
+__device__ __forceinline__ void dot_rows(Type type, const RowDots& p, int lane) {
+    const unsigned char* base = device::dynamic_shared();
+    const auto place = [base](const void* at) { return static_cast<int>(static_cast<const unsigned char*>(at) - base); };
+    const bool wants_values = type == Type::F32 || type == Type::F16 || type == Type::BF16;
+    const void* inputs = wants_values ? static_cast<const void*>(p.values) : p.groups;
+    const SharedDots dots = {place(p.weights), p.row_bytes,    p.num_rows, p.columns,    p.num_inputs,
+                             place(inputs),    place(p.table), p.out,      p.out_stride, p.input_rows};
+    dot_shared_rows(type, dots, lane);
+}
 
 // Fills `table` (shared, 16-byte aligned, table_bytes(type) bytes). All threads of the block call; a barrier must follow.
 __device__ void load_table(Type type, void* table, int thread, int num_threads);

@@ -1,0 +1,65 @@
+// Products of matrices and a window's rows on the card: out[row, r] = weight row r . input row `row`, residuals added last; the
+// bits of ops/matmul.h.
+//
+// norm_matmul_window.h multiplies the norm of rows, this one rows that are quantised already. One launch: warps of all
+// multiprocessors share the weight rows of all products evenly and fetch theirs through rings of stages in shared memory, the
+// first ones before wait_prerequisites().
+#pragma once
+#include <cuda_runtime.h>
+
+#include "cuda_ops/experts_window.h"
+#include "cuda_ops/matrix.h"
+#include "quant/row.h"
+#include "quant/table_bytes.h"
+
+namespace tandem::cuda {
+
+constexpr int kMaxProducts = 3;
+
+struct Product {
+    DeviceMatrix weights;
+    float* out;             // [rows of the window, weights.rows]
+    const float* residual;  // the same, may be `out`; or null
+};
+
+// Matrices of any types over the same input rows.
+struct Products {
+    int32_t num_products;  // 1..kMaxProducts
+    Product product[kMaxProducts];
+};
+
+// The same products for the rows of the window from `first` on.
+Products rows_from(Products products, int first);
+
+struct MatmulWindowProblem {
+    int32_t num_rows;               // 1..8
+    const quant::ActGroup* groups;  // [rows, groups of the columns]; null where no matrix is quantised
+    const float* values;            // [rows, columns], 16-byte aligned; null where no matrix wants floats
+    Products products;
+};
+
+// How a launch is cut, and offsets into a block's shared memory.
+struct ProductsPlan {
+    int32_t num_blocks;
+    int32_t launch_rows;  // rows of the window that one launch takes; more rows are more launches
+    int32_t norm_rows;    // of these, rows that are normed at once
+    bool wants_groups;
+    bool wants_values;
+    uint32_t groups;
+    uint32_t values;
+    uint32_t scratch;  // of the norm: float [norm_rows, columns]
+    uint32_t inverse;
+    uint32_t tables[kMaxProducts];
+    uint32_t results;  // float [warps, launch_rows, stage_rows]
+    uint32_t rings;
+    uint32_t shared_bytes;
+    RingPlan ring_plan;
+};
+
+// A pure function. Throws std::invalid_argument where the matrices do not fit together, or one row of each kind does not fit
+// the card's shared memory.
+ProductsPlan plan_products(const Products& products, int num_rows, bool with_norm, const CardShape& card);
+
+void matmul_window(const MatmulWindowProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream);
+
+}  // namespace tandem::cuda

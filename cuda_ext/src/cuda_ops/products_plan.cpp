@@ -1,0 +1,114 @@
+// How products are cut into blocks, stages and launches.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "base/require.h"
+#include "cuda_ops/matmul_window.h"
+#include "cuda_ops/window_state.h"
+#include "ops/activations.h"
+
+namespace tandem::cuda {
+
+namespace {
+
+constexpr int kMaxStageRows = 4;          // dot_rows is at its best with four rows at a time
+constexpr size_t kNormBytes = 64 * 1024;  // rows of more than this together are normed one after the other
+constexpr size_t kSharedPercent = 60;     // of a multiprocessor's, so that the next kernel's blocks find room meanwhile
+
+void check(const Products& products, int num_rows) {
+    require(num_rows >= 1 && num_rows <= kMaxWindowRows,
+            "a window of " + std::to_string(num_rows) + " rows; 1 to " + std::to_string(kMaxWindowRows) + " are possible");
+    require(
+        products.num_products >= 1 && products.num_products <= kMaxProducts,
+        std::to_string(products.num_products) + " products in one launch; 1 to " + std::to_string(kMaxProducts) + " are possible");
+    const DeviceMatrix& first = products.product[0].weights;
+    for (int i = 0; i < products.num_products; i++) {
+        const DeviceMatrix& weights = products.product[i].weights;
+        require(weights.columns == first.columns, "matrices of " + std::to_string(first.columns) + " and " +
+                                                      std::to_string(weights.columns) + " columns do not have the same input");
+        require(weights.rows > 0 && weights.columns > 0 && weights.columns % (quant::type_wants_values(weights.type) ? 4 : 32) == 0,
+                "a matrix of " + std::to_string(weights.rows) + " rows of " + std::to_string(weights.columns) +
+                    " values; columns are a multiple of 32, of floats one of 4");
+        require(reinterpret_cast<uintptr_t>(weights.data) % 16 == 0, "a matrix does not begin at a multiple of 16 bytes");
+    }
+}
+
+struct Shape {
+    int64_t columns;
+    int64_t num_weight_rows = 0;
+    size_t row_bytes = 0;  // of the longest rows
+    bool wants_groups = false;
+    bool wants_values = false;
+};
+
+Shape shape_of(const Products& products) {
+    Shape shape{products.product[0].weights.columns};
+    for (int i = 0; i < products.num_products; i++) {
+        const DeviceMatrix& weights = products.product[i].weights;
+        shape.num_weight_rows += weights.rows;
+        shape.row_bytes = std::max(shape.row_bytes, weights.row_bytes);
+        (quant::type_wants_values(weights.type) ? shape.wants_values : shape.wants_groups) = true;
+    }
+    return shape;
+}
+
+// The plan for `num_rows` rows a launch; its ring has no warps where they do not fit.
+ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_rows, bool with_norm, int num_blocks, size_t limit) {
+    const size_t value_bytes = shape.columns * sizeof(float);
+    ProductsPlan plan{};
+    plan.num_blocks = num_blocks;
+    plan.launch_rows = num_rows;
+    plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, num_rows));
+    plan.wants_groups = shape.wants_groups;
+    plan.wants_values = shape.wants_values;
+    SharedPieces pieces;
+    plan.groups = pieces.take(shape.wants_groups ? num_rows * groups_of(shape.columns) * sizeof(quant::ActGroup) : 0);
+    plan.values = pieces.take(shape.wants_values ? num_rows * value_bytes : 0);
+    plan.scratch = pieces.take(with_norm ? plan.norm_rows * value_bytes : 0);
+    plan.inverse = pieces.take(kMaxWindowRows * sizeof(float));
+    for (int i = 0; i < products.num_products; i++) {
+        plan.tables[i] = pieces.take(quant::table_bytes(products.product[i].weights.type));
+        for (int j = 0; j < i; j++)
+            if (products.product[j].weights.type == products.product[i].weights.type) plan.tables[i] = plan.tables[j];
+    }
+    plan.results = pieces.take(kWindowWarps * num_rows * kMaxStageRows * sizeof(float));
+    plan.rings = pieces.take(0);
+    if (plan.rings >= limit) return plan;
+    const int64_t num_warps = int64_t{num_blocks} * kWindowWarps;
+    const auto wanted = std::min<int64_t>(kMaxStageRows, (shape.num_weight_rows + num_warps - 1) / num_warps);
+    plan.ring_plan = plan_rings(limit - plan.rings, static_cast<int>(wanted), shape.row_bytes, 1);
+    plan.shared_bytes = plan.rings + plan.ring_plan.nbytes;
+    return plan;
+}
+
+}  // namespace
+
+Products rows_from(Products products, int first) {
+    for (int i = 0; i < products.num_products; i++) {
+        Product& product = products.product[i];
+        const int64_t values = int64_t{first} * product.weights.rows;
+        product.out += values;
+        if (product.residual) product.residual += values;
+    }
+    return products;
+}
+
+ProductsPlan plan_products(const Products& products, int num_rows, bool with_norm, const CardShape& card) {
+    check(products, num_rows);
+    const Shape shape = shape_of(products);
+    const size_t modest = std::min(card.block_shared_bytes, card.card_shared_bytes * kSharedPercent / 100);
+    for (const size_t limit : {modest, card.block_shared_bytes}) {
+        const ProductsPlan plan = plan_launch(products, shape, num_rows, with_norm, card.num_multiprocessors, limit);
+        if (plan.ring_plan.num_stages >= 2 && plan.ring_plan.num_warps == kWindowWarps) return plan;
+    }
+    for (int rows = num_rows; rows >= 1; rows--) {
+        const ProductsPlan plan = plan_launch(products, shape, rows, with_norm, card.num_multiprocessors, card.block_shared_bytes);
+        if (plan.ring_plan.num_warps > 0 && (rows == 1 || plan.ring_plan.num_warps > 1)) return plan;
+    }
+    throw std::invalid_argument("weight rows of " + std::to_string(shape.row_bytes) + " bytes and an input row of " +
+                                std::to_string(shape.columns) + " values do not fit the " +
+                                std::to_string(card.block_shared_bytes) + " bytes of shared memory");
+}
+
+}  // namespace tandem::cuda
