@@ -21,9 +21,10 @@ import yaml
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
-from appliance.demo import with_model
 from appliance.errors import TandemError
 from appliance.settings import Settings, load_settings
+from appliance.sources.progress_log import ProgressLog
+from appliance.sources.resolve import resolve_model
 
 app = typer.Typer(
     name="tandem",
@@ -96,7 +97,17 @@ def serve(settings: Settings) -> None:
     """Load a model and serve it over HTTP."""
     from appliance.web.server import run_server
 
-    sys.exit(run_server(with_model(settings)))
+    sys.exit(run_server(settings))
+
+
+@app.command()
+@with_settings
+def fetch(settings: Settings) -> None:
+    """Get a model from a hub and check it, without serving it; prints its path."""
+    from appliance.log import configure_logging
+
+    configure_logging(settings.log_level, settings.log_format)
+    print(_resolved(settings).model)
 
 
 @app.command()
@@ -109,7 +120,7 @@ def plan(
     from appliance.memory.plan import plan_for
     from appliance.memory.plan_report import render_plan
 
-    result = plan_for(with_model(settings))
+    result = plan_for(_resolved(settings))
     print(json.dumps(result.to_json(), indent=2) if as_json else render_plan(result))
 
 
@@ -125,11 +136,15 @@ def bench(
     """Measure prompt and decode speed: one request alone, then two at once."""
     from appliance.bench import measure, render_bench
 
-    result = measure(with_model(settings), prompt_tokens=prompt, new_tokens=tokens, repeat=repeat)
+    result = measure(_resolved(settings), prompt_tokens=prompt, new_tokens=tokens, repeat=repeat)
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
     else:
         Console().print(render_bench(result))
+
+
+def _resolved(settings: Settings) -> Settings:
+    return resolve_model(settings, None if sys.stderr.isatty() else ProgressLog().show)  # the terminal has a line of its own
 
 
 @config_app.command("print")

@@ -29,7 +29,7 @@ class Settings(BaseModel):
 
     model: Path | None = Field(
         None,
-        description="GGUF file, any shard of a split model, a folder with one, folder:QUANT, or hf://owner/repo:QUANT. None: the demo model.",
+        description="GGUF file, shard of a split model, folder with one, folder:QUANT, or hf://owner/repo:QUANT. None: the demo model.",
     )
     model_name: str | None = Field(None, description="Name in the API. None: the file's own name.")
     host: str = Field("127.0.0.1", description="Address to listen on.")

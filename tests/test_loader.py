@@ -14,7 +14,8 @@ from appliance.errors import CorruptModelError, EngineError
 from appliance.gguf_file import open_gguf
 from appliance.memory.arena import Arena
 from appliance.memory.arena_fill import PIECE_BYTES, Piece, read_pieces, tensors_in_file_order
-from appliance.memory.loader import Loader, ProgressReport
+from appliance.memory.loader import Loader
+from appliance.progress import ProgressReport
 from appliance.protocol import LoadProgress
 from tests.arena_rig import assert_holds_model, model_place, overwrite, shm_folder
 from tests.gguf_writing import ModelShape, model_content, write_model, write_shards

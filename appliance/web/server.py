@@ -31,11 +31,15 @@ from appliance.errors import SettingsError
 from appliance.log import configure_logging
 from appliance.memory.gpus import is_built_for_gpus
 from appliance.memory.limits import visible_gpus
+from appliance.protocol import LoadProgress
 from appliance.settings import Settings
+from appliance.sources.progress_log import ProgressLog
+from appliance.sources.resolve import needs_fetching, resolve_model
 from appliance.text.chat_template import ChatTemplate
 from appliance.web.app import create_app
 from appliance.web.appliance import Appliance, read_appliance
 from appliance.web.start_watch import StartWatch
+from appliance.web.waiting_room import WaitingRoom
 
 log = structlog.get_logger()
 
@@ -53,10 +57,28 @@ _KEEPALIVE_S = 15
 def run_server(settings: Settings) -> int:
     """Serves until told to stop; returns the exit code. TandemError for what is wrong before anything has started."""
     configure_logging(settings.log_level, settings.log_format)
-    appliance = read_appliance(settings)
+    if needs_fetching(settings):
+        return _fetch_and_serve(settings)
+    appliance = read_appliance(resolve_model(settings))
     if settings.cards == "auto" and not is_built_for_gpus() and (gpus := visible_gpus()):
         log.warning("this build has no CUDA: the model runs on host cards and the GPUs stay idle; build with CUDA=1", gpus=gpus)
     listener = listen(settings.host, settings.port)
+    return serve(appliance, listener)
+
+
+def _fetch_and_serve(settings: Settings) -> int:
+    """Binds the port first: whoever asks is told how far the download is."""
+    listener = listen(settings.host, settings.port)
+    room, progress = WaitingRoom(settings, listener), ProgressLog()
+
+    def on_progress(load: LoadProgress) -> None:
+        room.show(load)
+        progress.show(load)
+
+    try:
+        appliance = read_appliance(resolve_model(settings, on_progress))
+    finally:
+        room.close()
     return serve(appliance, listener)
 
 
