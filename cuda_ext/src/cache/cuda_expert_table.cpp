@@ -22,11 +22,22 @@ CudaExpertTable::CudaExpertTable(int num_layers, int num_experts, View slots, Vi
       slots_(std::move(slots)),
       uses_(std::move(uses)),
       landed_(std::move(landed)),
-      mirror_(num_layers, num_experts, host_table(num_layers, num_experts), host_table(num_layers, num_experts)) {
+      mirror_(num_layers, num_experts, host_table(num_layers, num_experts), host_table(num_layers, num_experts)),
+      num_resident_(num_layers, 0) {
     const size_t entries = static_cast<size_t>(num_layers) * num_experts, counts = uses_bytes(num_layers, num_experts);
     require(slots_.nbytes >= entries * sizeof(int32_t) && uses_.nbytes >= counts && landed_.nbytes >= counts,
             "the memory of a residency table of " + std::to_string(entries) + " entries is too small");
     write_all();
+}
+
+void CudaExpertTable::set_entry(int layer, int expert, int32_t slot) {
+    const bool was_resident = mirror_.entry(layer, expert) != ExpertTable::kAbsent;
+    mirror_.set_entry(layer, expert, slot);
+    num_resident_[layer] += (slot != ExpertTable::kAbsent) - was_resident;
+}
+
+bool CudaExpertTable::all_resident() const {
+    return std::all_of(num_resident_.begin(), num_resident_.end(), [&](int num) { return num == num_experts_; });
 }
 
 size_t CudaExpertTable::uses_bytes(int num_layers, int num_experts) {

@@ -27,6 +27,11 @@ class CudaExpertTable {
     // The slots of blobs of this size lie at base + slot number * blob_bytes; the base itself may lie before all memory.
     const uint8_t* slot_base(size_t blob_bytes) const;
 
+    // Changes an entry of the mirror; the card's own is the caller's to change.
+    void set_entry(int layer, int expert, int32_t slot);
+    int num_resident(int layer) const { return num_resident_[layer]; }
+    bool all_resident() const;
+
     int32_t* slots_on_card(int layer) const { return slots_.as<int32_t>() + layer * num_experts_; }
     uint32_t* uses_on_card(int layer) const { return uses_.as<uint32_t>() + layer * num_experts_; }
     unsigned long long* tier_rows_on_card() const { return reinterpret_cast<unsigned long long*>(uses_.data() + table_bytes()); }
@@ -50,6 +55,7 @@ class CudaExpertTable {
     View uses_;
     View landed_;
     ExpertTable mirror_;
+    std::vector<int> num_resident_;                // by layer
     std::map<size_t, const uint8_t*> slot_bases_;  // by blob size
     std::map<size_t, const uint8_t*> next_slots_;  // where the next slot of that size must lie
     std::array<int64_t, kNumTiers> rows_{};

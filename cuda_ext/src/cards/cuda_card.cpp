@@ -24,7 +24,7 @@ CudaCard::CudaCard(int device, std::shared_ptr<Pool> pool, quant::Isa isa) : dev
     CUDA_CHECK(cudaSetDevice(device));
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    num_multiprocessors_ = properties.multiProcessorCount;
+    shape_ = {properties.multiProcessorCount, properties.sharedMemPerBlockOptin, properties.sharedMemPerMultiprocessor};
     name_ = properties.name;
     int lowest = 0, highest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
@@ -86,7 +86,7 @@ void CudaCard::write(const View& to, const void* data, size_t nbytes) {
 }
 
 Ticket CudaCard::update(const std::shared_ptr<CudaExpertTable>& table, const std::vector<TableEntry>& entries) {
-    for (const TableEntry& entry : entries) table->mirror().set_entry(entry.layer, entry.expert, entry.slot);
+    for (const TableEntry& entry : entries) table->set_entry(entry.layer, entry.expert, entry.slot);
     if (entries.size() > kFewEntries) {
         CUDA_CHECK(cudaStreamSynchronize(compute_));
         table->write_all();
@@ -113,13 +113,22 @@ Ticket CudaCard::copy(const View& to, const View& from, Ticket after) {
     require(!to.empty() && !from.empty() && to.nbytes == from.nbytes,
             "cannot copy " + std::to_string(from.nbytes) + " bytes to a place of " + std::to_string(to.nbytes));
     if (const cudaEvent_t event = updates_.event(after)) CUDA_CHECK(cudaStreamWaitEvent(copy_, event, 0));
+    enqueue_copy(to.data(), from);
+    return copies_.record(copy_);
+}
+
+void CudaCard::enqueue_copy(std::byte* to, const View& from) {
     for (size_t done = 0; done < from.nbytes;) {
         const size_t rest = from.nbytes - done;
         const size_t step = pinned_ ? std::min(rest, pinned_->copyable_bytes(from.data() + done)) : rest;
-        CUDA_CHECK(cudaMemcpyAsync(to.data() + done, from.data() + done, step, cudaMemcpyHostToDevice, copy_));
+        CUDA_CHECK(cudaMemcpyAsync(to + done, from.data() + done, step, cudaMemcpyHostToDevice, copy_));
         done += step;
     }
-    return copies_.record(copy_);
+}
+
+void CudaCard::set_streamed_ratio(float ratio) {
+    require(ratio >= 0.0f && ratio <= 1.0f, "the streamed share of misses is between 0 and 1");
+    streamed_ratio_ = ratio;
 }
 
 bool CudaCard::copied(Ticket ticket) {

@@ -12,6 +12,7 @@
 #include "cache/cuda_expert_table.h"
 #include "cards/cuda_memory.h"
 #include "cards/host_card.h"
+#include "cuda_ops/experts_window.h"
 
 namespace tandem {
 
@@ -25,11 +26,11 @@ class CudaCard {
     CudaCard& operator=(const CudaCard&) = delete;
 
     int device() const { return device_; }
-    int num_multiprocessors() const { return num_multiprocessors_; }
     const std::string& name() const { return name_; }
     Pool& pool() const { return *pool_; }
     const std::shared_ptr<Pool>& shared_pool() const { return pool_; }
     quant::Isa isa() const { return isa_; }
+    const cuda::CardShape& shape() const { return shape_; }
     cudaStream_t compute_stream() const { return compute_; }
     cudaStream_t copy_stream() const { return copy_; }
 
@@ -53,6 +54,12 @@ class CudaCard {
     Ticket update(const std::shared_ptr<CudaExpertTable>& table, const std::vector<TableEntry>& entries);
     void wait(Ticket ticket);
 
+    // How much of a window's misses kernels read from the arena in place, 0..1; the host tier computes the rest.
+    float streamed_ratio() const { return streamed_ratio_; }
+    void set_streamed_ratio(float ratio);
+
+    // Enqueues the copy of a blob on the copy stream.
+    void enqueue_copy(std::byte* to, const View& from);
     // Copies a blob on the copy stream, not before update `after` has been passed. Throws std::invalid_argument if sizes differ.
     Ticket copy(const View& to, const View& from, Ticket after);
     bool copied(Ticket ticket);
@@ -76,7 +83,7 @@ class CudaCard {
     void note(const std::string& use, const std::shared_ptr<Buffer>& buffer);
 
     int device_;
-    int num_multiprocessors_ = 0;
+    cuda::CardShape shape_{};
     std::string name_;
     std::shared_ptr<Pool> pool_;
     quant::Isa isa_;
@@ -85,6 +92,7 @@ class CudaCard {
     Tickets updates_;
     Tickets copies_;
     std::vector<std::pair<std::string, std::weak_ptr<Buffer>>> allocated_;
+    float streamed_ratio_ = 0.4f;
     View arena_;
     std::unique_ptr<PinnedRange> pinned_;
     std::shared_ptr<Buffer> entries_;  // mapped: values of table entries on their way

@@ -82,6 +82,11 @@ void HostTier::serve(Pool& pool) {
     });
 }
 
+void HostTier::await_end() {
+    for (int spins = 0; !aborted() && load(post_.end->ended) == 0; rest(spins)) {
+    }
+}
+
 void HostTier::end() {
     store(post_.end->ended, 1);
 }

@@ -35,6 +35,9 @@ class HostTier {
     // One job of the pool: a thread looks for posts, all threads compute. Between windows the pool sleeps.
     void serve(Pool& pool);
 
+    // Waits, without the pool, for the end of a window that cannot post.
+    void await_end();
+
     // Ends `serve`. The card does the same by itself where its last kernel raises PostEnd.
     void end();
     // Ends `serve` and every wait of the card; the window's result is void. Posts under way are not answered.

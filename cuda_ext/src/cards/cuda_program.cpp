@@ -1,0 +1,188 @@
+#include "cards/cuda_program.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <thread>
+
+#include "base/require.h"
+#include "cards/cuda_check.h"
+#include "ops/attention.h"
+
+namespace tandem {
+
+namespace {
+
+View mapped(size_t nbytes) {
+    return View::of(allocate_mapped(nbytes), 0, nbytes);
+}
+
+View on_card(size_t nbytes) {
+    return View::of(allocate_device(nbytes), 0, nbytes);
+}
+
+// Spans of attention up to `end`, rounded up so that few graphs serve all contexts.
+int64_t usual_spans(int64_t end) {
+    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>((end + kSpan - 1) / kSpan)));
+}
+
+}  // namespace
+
+CudaProgram::CudaProgram(std::shared_ptr<CudaCard> card, const Program::Limits& limits, View tokens, int top_k, int64_t hidden)
+    : card_(std::move(card)),
+      limits_(limits),
+      tokens_(std::move(tokens)),
+      post_shape_{cuda::kMaxWindowRows, top_k, static_cast<int32_t>(hidden)},
+      state_(on_card(sizeof(cuda::WindowState))),
+      staged_state_(mapped(sizeof(cuda::WindowState))),
+      staged_tokens_(mapped(limits.max_rows * sizeof(int32_t))),
+      misses_(on_card(sizeof(cuda::MissState))),
+      post_memory_(mapped(cuda::post_bytes(post_shape_))),
+      end_(mapped(sizeof(cuda::WindowEnd))),
+      likeliest_(mapped(limits.max_logits * sizeof(cuda::Likeliest))),
+      read_(mapped(limits.vocab * sizeof(float))),
+      counter_(on_card(sizeof(uint32_t))),
+      watchdog_([this] {
+          if (host_tier_) host_tier_->abort();
+      }) {
+    require(limits.max_logits <= cuda::kMaxWindowRows, "a run on a CUDA card gives at most " + std::to_string(cuda::kMaxWindowRows) +
+                                                           " rows of logits");
+    require(tokens_.nbytes >= limits.max_rows * sizeof(int32_t), "the memory for a run's tokens is too small");
+    post_ = cuda::MissPost::in(post_memory_.data(), post_shape_);
+}
+
+CudaProgram::~CudaProgram() {
+    cudaStreamSynchronize(card_->compute_stream());
+    for (const auto& [key, graph] : graphs_) cudaGraphExecDestroy(graph);
+}
+
+void CudaProgram::set_table(std::shared_ptr<CudaExpertTable> table) {
+    require(table_ == nullptr || table_ == table, "a program has one residency table");
+    table_ = std::move(table);
+}
+
+void CudaProgram::run(std::span<const int32_t> tokens, int64_t position, int num_logits) {
+    limits_.check(tokens, position, num_logits);
+    prepare();
+    if (interrupted_.exchange(false, std::memory_order_relaxed)) throw Interrupted();
+    num_logits_ = 0;
+    if (tokens.size() <= cuda::kMaxWindowRows) {
+        run_window(tokens, position, num_logits);
+    } else {
+        run_prompt(tokens, position, num_logits);
+    }
+    num_logits_ = num_logits;
+    table_->landed();
+}
+
+void CudaProgram::prepare() {
+    if (host_tier_) return;
+    require(table_ != nullptr && logits_ != nullptr, "the program was not recorded to its end");
+    host_tier_ = std::make_unique<HostTier>(post_shape_, host_layers_, post_memory_, card_->isa());
+}
+
+// ---- windows ----
+
+void CudaProgram::run_window(std::span<const int32_t> tokens, int64_t position, int num_logits) {
+    const int num_rows = static_cast<int>(tokens.size());
+    const cudaGraphExec_t graph = graph_for({num_rows, num_logits, usual_spans(position + num_rows)});
+    auto* state = staged_state_.as<cuda::WindowState>();
+    *state = {num_rows, num_logits, position, {}};
+    std::copy(tokens.begin(), tokens.end(), state->tokens);
+    host_tier_->begin();
+    watchdog_.arm(kWindowTimeoutS);
+    CUDA_CHECK(cudaGraphLaunch(graph, card_->compute_stream()));
+    await_window();
+    watchdog_.disarm();
+    if (end_.as<const cuda::WindowEnd>()->voided == 0) return;
+    num_voided_++;
+    throw Interrupted();  // nothing was committed: the window can be run again
+}
+
+void CudaProgram::await_window() {
+    if (table_->all_resident()) {
+        host_tier_->await_end();
+    } else {
+        host_tier_->serve(card_->pool());
+    }
+    // An aborted window drains by itself; a card that has failed says so here.
+    if (host_tier_->aborted()) CUDA_CHECK(cudaStreamSynchronize(card_->compute_stream()));
+}
+
+cudaGraphExec_t CudaProgram::graph_for(const GraphKey& key) {
+    if (const auto found = graphs_.find(key); found != graphs_.end()) return found->second;
+    const auto& [num_rows, num_logits, spans] = key;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    const cudaStream_t stream = card_->compute_stream();
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    try {
+        enqueue_window({num_rows, num_logits, spans, stream});
+    } catch (...) {
+        cudaStreamEndCapture(stream, &graph);
+        if (graph != nullptr) cudaGraphDestroy(graph);
+        throw;
+    }
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    check_allocation(status, "cudaGraphInstantiate");
+    graphs_[key] = executable;
+    return executable;
+}
+
+void CudaProgram::enqueue_window(const WindowRun& run) {
+    CUDA_CHECK(cudaMemcpyAsync(state_.data(), staged_state_.data(), sizeof(cuda::WindowState), cudaMemcpyHostToDevice, run.stream));
+    for (const std::unique_ptr<Step>& step : steps_) step->window(run);
+    enqueue_end(run.num_logits, run.stream);
+    cuda::FinishProblem finish{};
+    finish.misses = misses_.as<cuda::MissState>();
+    finish.post = post_;
+    finish.end = end_.as<cuda::WindowEnd>();
+    finish.uses = table_->uses_on_card(0);
+    finish.landed = table_->uses().as<uint32_t>();
+    finish.num_uses = static_cast<int32_t>(table_->uses().nbytes / sizeof(uint32_t));
+    finish.counter = counter_.as<uint32_t>();
+    cuda::finish_window(finish, true, run.stream);
+}
+
+void CudaProgram::enqueue_end(int num_logits, cudaStream_t stream) {
+    if (num_logits == 0) return;
+    cuda::likeliest_window({logits_, limits_.vocab, likeliest_.as<cuda::Likeliest>()}, num_logits, true, stream);
+}
+
+// ---- prompts ----
+
+void CudaProgram::run_prompt(std::span<const int32_t> tokens, int64_t position, int num_logits) {
+    const cudaStream_t stream = card_->compute_stream();
+    std::copy(tokens.begin(), tokens.end(), staged_tokens_.as<int32_t>());
+    CUDA_CHECK(cudaMemcpyAsync(tokens_.data(), staged_tokens_.data(), tokens.size_bytes(), cudaMemcpyHostToDevice, stream));
+    const PromptRun run{static_cast<int>(tokens.size()), num_logits, position, stream};
+    for (const std::unique_ptr<Step>& step : steps_) {
+        if (interrupted_.exchange(false, std::memory_order_relaxed)) {
+            CUDA_CHECK(cudaStreamSynchronize(stream));
+            throw Interrupted();
+        }
+        step->prompt(run);
+    }
+    enqueue_end(num_logits, stream);
+    table_->collect(stream);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+// ---- results ----
+
+std::span<const cuda::Likeliest> CudaProgram::likeliest() const {
+    return {likeliest_.as<const cuda::Likeliest>(), static_cast<size_t>(num_logits_)};
+}
+
+View CudaProgram::read_logits(int row) {
+    require(row >= 0 && row < num_logits_, "the last run has no row " + std::to_string(row) + " of logits");
+    const cudaStream_t stream = card_->compute_stream();
+    CUDA_CHECK(cudaMemcpyAsync(read_.data(), logits_ + static_cast<int64_t>(row) * limits_.vocab, read_.nbytes, cudaMemcpyDeviceToHost,
+                               stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    return read_;
+}
+
+}  // namespace tandem

@@ -1,0 +1,120 @@
+// A model's forward pass on a CUDA card: windows of up to eight rows as captured graphs, prompts launch by launch.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cards/cuda_card.h"
+#include "cards/host_tier.h"
+#include "cards/program.h"
+#include "cards/watchdog.h"
+#include "cuda_ops/finish_window.h"
+#include "cuda_ops/miss_post.h"
+#include "cuda_ops/window_state.h"
+
+namespace tandem {
+
+// What a window's launches are made for. Its position is in the card's WindowState, because the launches are captured.
+struct WindowRun {
+    int num_rows;
+    int num_logits;
+    int64_t usual_spans;  // of attention: the context used so far, rounded up
+    cudaStream_t stream;
+};
+
+// A chunk of a prompt.
+struct PromptRun {
+    int num_rows;
+    int num_logits;
+    int64_t position;
+    cudaStream_t stream;
+};
+
+// A part of the forward pass. Enqueues only; throws std::invalid_argument for what the card cannot do.
+class Step {
+  public:
+    virtual ~Step() = default;
+    virtual void window(const WindowRun& run) const = 0;
+    virtual void prompt(const PromptRun& run) const = 0;
+};
+
+// Confined to the engine loop; `interrupt` by any thread.
+class CudaProgram {
+  public:
+    // Longest that a window may wait for the host tier before it is given up.
+    static constexpr double kWindowTimeoutS = 20.0;
+
+    // `tokens`: memory on the card for max_rows int32. `hidden`: width of the model; `top_k`: of its routers.
+    CudaProgram(std::shared_ptr<CudaCard> card, const Program::Limits& limits, View tokens, int top_k, int64_t hidden);
+    ~CudaProgram();
+
+    CudaCard& card() const { return *card_; }
+    const Program::Limits& limits() const { return limits_; }
+    int num_operations() const { return static_cast<int>(steps_.size()); }
+
+    // ---- recording ----
+    void add(std::unique_ptr<Step> step) { steps_.push_back(std::move(step)); }
+    void keep(const View& view) { kept_.push_back(view.buffer); }
+    void set_table(std::shared_ptr<CudaExpertTable> table);
+    void set_logits(const float* logits) { logits_ = logits; }
+    void add_host_layer(HostTier::Layer layer) { host_layers_.push_back(std::move(layer)); }
+    const int32_t* tokens() const { return tokens_.as<const int32_t>(); }
+    const cuda::WindowState* state() const { return state_.as<const cuda::WindowState>(); }
+    cuda::MissState* misses() const { return misses_.as<cuda::MissState>(); }
+    const cuda::MissPost& post() const { return post_; }
+
+    // ---- running ----
+    // Throws std::invalid_argument for rows beyond the limits, Interrupted, CudaError.
+    void run(std::span<const int32_t> tokens, int64_t position, int num_logits);
+    // Of the last run: one entry per row of logits.
+    std::span<const cuda::Likeliest> likeliest() const;
+    // Logits of the last run's row, [vocab] floats in host memory, valid until the next call. Blocks.
+    View read_logits(int row);
+    // The run in progress, or else the next one, ends soon; a window runs to its end.
+    void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
+    int64_t num_voided() const { return num_voided_; }
+
+  private:
+    // Number of rows, of logits, and of usual spans.
+    using GraphKey = std::tuple<int, int, int64_t>;
+
+    void prepare();
+    void run_window(std::span<const int32_t> tokens, int64_t position, int num_logits);
+    void run_prompt(std::span<const int32_t> tokens, int64_t position, int num_logits);
+    cudaGraphExec_t graph_for(const GraphKey& key);
+    void enqueue_window(const WindowRun& run);
+    void enqueue_end(int num_logits, cudaStream_t stream);
+    void await_window();
+
+    std::shared_ptr<CudaCard> card_;
+    Program::Limits limits_;
+    View tokens_;
+    std::vector<std::unique_ptr<Step>> steps_;
+    std::vector<std::shared_ptr<Buffer>> kept_;
+    std::shared_ptr<CudaExpertTable> table_;
+    const float* logits_ = nullptr;
+    cuda::PostShape post_shape_;
+    View state_;         // WindowState on the card
+    View staged_state_;  // the next one, in mapped memory
+    View staged_tokens_;
+    View misses_;
+    View post_memory_;
+    cuda::MissPost post_{};
+    View end_;       // WindowEnd, mapped
+    View likeliest_;  // [max_logits], mapped
+    View read_;       // [vocab], mapped
+    View counter_;    // of finish_window's blocks
+    int num_logits_ = 0;
+    std::vector<HostTier::Layer> host_layers_;
+    std::unique_ptr<HostTier> host_tier_;
+    Watchdog watchdog_;
+    std::map<GraphKey, cudaGraphExec_t> graphs_;
+    std::atomic<bool> interrupted_{false};
+    int64_t num_voided_ = 0;
+};
+
+}  // namespace tandem

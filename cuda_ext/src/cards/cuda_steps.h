@@ -1,0 +1,93 @@
+// The parts of a forward pass on a CUDA card, each a few launches: what the recorder makes of the operations of a model's page.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "cards/cuda_program.h"
+#include "cards/recorder.h"
+#include "cuda_ops/attention_window.h"
+#include "cuda_ops/half_rows.h"
+#include "cuda_ops/matmul_window.h"
+
+namespace tandem {
+
+// The matrix as kernels take it.
+cuda::DeviceMatrix cuda_matrix(const Matrix& matrix);
+
+// Tokens to rows.
+class EmbedStep final : public Step {
+  public:
+    EmbedStep(const CudaProgram& program, const Matrix& table, float* out) : program_(program), table_(table), out_(out) {}
+    void window(const WindowRun& run) const override;
+    void prompt(const PromptRun& run) const override;
+
+  private:
+    const CudaProgram& program_;
+    Matrix table_;
+    float* out_;
+};
+
+// RMS norm of hidden rows.
+struct Norm {
+    const float* x;      // [rows, width]
+    const float* gamma;  // [width]
+    float eps;
+    float* values;        // [rows, width], of prompts
+    cuda::HalfRows half;  // the same, of prompts
+};
+
+// Norm and the products of its rows with up to three matrices. `rows`: all, or those that give logits.
+class NormProductsStep final : public Step {
+  public:
+    NormProductsStep(const CudaProgram& program, const Norm& norm, const cuda::Products& products, Rows rows)
+        : program_(program), norm_(norm), products_(products), rows_(rows) {}
+    void window(const WindowRun& run) const override;
+    void prompt(const PromptRun& run) const override;
+
+    // A router keeps the bits of its logits in prompts too.
+    void become_router() { is_router_ = true; }
+    const float* out() const { return products_.product[0].out; }
+
+  private:
+    void canonical(int first, int num_rows, cudaStream_t stream) const;
+
+    const CudaProgram& program_;
+    Norm norm_;
+    cuda::Products products_;
+    Rows rows_;
+    bool is_router_ = false;
+};
+
+// Norm and rotation of heads, the way into the cache, attention.
+class AttentionStep final : public Step {
+  public:
+    // `problem` without rows and shape. `half`: [rows, query width], of prompts: rotated queries, then the result.
+    AttentionStep(const CudaProgram& program, const cuda::AttentionWindowProblem& problem, const cuda::HalfRows& half)
+        : program_(program), problem_(problem), half_(half) {}
+    void window(const WindowRun& run) const override;
+    void prompt(const PromptRun& run) const override;
+
+  private:
+    const CudaProgram& program_;
+    cuda::AttentionWindowProblem problem_;
+    cuda::HalfRows half_;
+};
+
+// Products of attention's rows, residual added.
+class ProductsStep final : public Step {
+  public:
+    ProductsStep(const CudaProgram& program, const quant::ActGroup* groups, const float* values, const cuda::HalfRows& half,
+                 const cuda::Products& products)
+        : program_(program), groups_(groups), values_(values), half_(half), products_(products) {}
+    void window(const WindowRun& run) const override;
+    void prompt(const PromptRun& run) const override;
+
+  private:
+    const CudaProgram& program_;
+    const quant::ActGroup* groups_;
+    const float* values_;
+    cuda::HalfRows half_;
+    cuda::Products products_;
+};
+
+}  // namespace tandem
