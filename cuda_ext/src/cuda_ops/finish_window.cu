@@ -1,4 +1,7 @@
 #include "cuda_ops/finish_window.h"
+
+#include <algorithm>
+
 #include "device/launch.h"
 #include "device/primitives.cuh"
 
@@ -47,12 +50,23 @@ __global__ void __launch_bounds__(kThreads) likeliest_kernel(LikeliestProblem pr
     if (threadIdx.x == 0) problem.out[blockIdx.x] = best;
 }
 
-__global__ void finish_kernel(MissState* misses, MissPost post, WindowEnd* end) {
-    if (threadIdx.x != 0) return;
-    end->voided = misses->voided;
-    misses->voided = 0;
+__global__ void __launch_bounds__(kThreads) finish_kernel(FinishProblem problem) {
+    __shared__ bool is_last;
+    device::wait_prerequisites();
+    for (int i = blockIdx.x * kThreads + threadIdx.x; i < problem.num_uses; i += gridDim.x * kThreads) {
+        problem.landed[i] = problem.uses[i];
+        problem.uses[i] = 0;
+    }
     __threadfence_system();
-    device::store_release_system(&post.end->ended, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(problem.counter, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (!is_last || threadIdx.x != 0) return;
+    *problem.counter = 0;
+    problem.end->voided = problem.misses->voided;
+    problem.misses->voided = 0;
+    __threadfence_system();
+    device::store_release_system(&problem.post.end->ended, 1);
 }
 
 }  // namespace
@@ -61,8 +75,10 @@ void likeliest_window(const LikeliestProblem& problem, int num_rows, bool depend
     device::launch({dim3(num_rows), dim3(kThreads), 0, stream, dependent}, likeliest_kernel, problem);
 }
 
-void finish_window(MissState* misses, const MissPost& post, WindowEnd* end, cudaStream_t stream) {
-    device::launch({dim3(1), dim3(32), 0, stream}, finish_kernel, misses, post, end);
+void finish_window(const FinishProblem& problem, bool dependent, cudaStream_t stream) {
+    constexpr int kMostBlocks = 16;
+    const int blocks = std::clamp((problem.num_uses + kThreads - 1) / kThreads, 1, kMostBlocks);
+    device::launch({dim3(blocks), dim3(kThreads), 0, stream, dependent}, finish_kernel, problem);
 }
 
 }  // namespace tandem::cuda

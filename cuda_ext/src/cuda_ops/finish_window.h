@@ -30,7 +30,18 @@ struct WindowEnd {
     uint32_t voided;  // a wait was aborted: the window's result is void
 };
 
-// Runs behind everything else of the window: reports and clears `misses->voided`, then raises `post.end->ended`.
-void finish_window(MissState* misses, const MissPost& post, WindowEnd* end, cudaStream_t stream);
+struct FinishProblem {
+    MissState* misses;
+    MissPost post;   // as the card sees it
+    WindowEnd* end;  // mapped
+    uint32_t* uses;  // [num_uses] counters on the card, cleared here
+    uint32_t* landed;  // [num_uses] where they go in mapped memory
+    int32_t num_uses;
+    uint32_t* counter;  // one word on the card, 0 between launches
+};
+
+// Runs behind everything else of the window: hands the counters over, reports and clears `misses->voided`, and at last raises
+// `post.end->ended`.
+void finish_window(const FinishProblem& problem, bool dependent, cudaStream_t stream);
 
 }  // namespace tandem::cuda
