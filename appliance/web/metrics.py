@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from appliance.desk.desk import Desk
 from appliance.desk.lane_state import TAKES_REQUESTS
 from appliance.desk.status import DeskStatus, LaneStatus, Phase
+from appliance.web.vllm_metrics import vllm_metrics
 
 _LANE = ["lane", "card"]
 _LaneMetric: TypeAlias = tuple[str, str, Callable[[LaneStatus], float]]
@@ -20,8 +21,9 @@ _LaneMetric: TypeAlias = tuple[str, str, Callable[[LaneStatus], float]]
 class DeskCollector(Collector):
     """Turns one snapshot into metrics. Thread-safe."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, model_name: str) -> None:
         self._desk = desk
+        self._model_name = model_name
 
     def collect(self) -> Iterable[Metric]:
         status = self._desk.status()
@@ -37,12 +39,13 @@ class DeskCollector(Collector):
                 counter.add_metric([lane.name, lane.card], read(lane))
             yield counter
         yield _rows_by_tier(status)
+        yield from vllm_metrics(status, self._model_name)
 
 
-def registry_for(desk: Desk) -> CollectorRegistry:
+def registry_for(desk: Desk, model_name: str) -> CollectorRegistry:
     """A registry of its own, so that nothing else in the process can add to ours."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(DeskCollector(desk))
+    registry.register(DeskCollector(desk, model_name))
     return registry
 
 

@@ -40,7 +40,8 @@ def readyz() -> Response:
 @ops.get("/metrics")
 def metrics() -> Response:
     """Prometheus text format."""
-    return Response(generate_latest(registry_for(service().desk)), content_type=CONTENT_TYPE_LATEST)
+    here = service()
+    return Response(generate_latest(registry_for(here.desk, here.model.name)), content_type=CONTENT_TYPE_LATEST)
 
 
 @ops.get("/status")
