@@ -40,6 +40,9 @@ class Settings(BaseModel):
         "auto",
         description="auto, or one or two of cuda:N, or of host:N, with a comma between. auto: the first two GPUs, else host:0,host:1.",
     )
+    peer_check: Literal["require", "warn", "off"] = Field(
+        "warn", description="What to do if two GPUs do not reach each other directly: refuse to start, say so, or do not look."
+    )
     context: int | None = Field(
         None, ge=16, description="Tokens of prompt and answer together, per lane. None: the model's own, at most 8192."
     )

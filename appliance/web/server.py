@@ -31,6 +31,7 @@ from appliance.errors import SettingsError
 from appliance.log import configure_logging
 from appliance.memory.gpus import is_built_for_gpus
 from appliance.memory.limits import visible_gpus
+from appliance.peer_check import PeerReport, check_peers
 from appliance.protocol import LoadProgress
 from appliance.settings import Settings
 from appliance.sources.progress_log import ProgressLog
@@ -60,6 +61,7 @@ def run_server(settings: Settings) -> int:
     if needs_fetching(settings):
         return _fetch_and_serve(settings)
     appliance = read_appliance(resolve_model(settings))
+    check_pair(appliance)
     if settings.cards == "auto" and not is_built_for_gpus() and (gpus := visible_gpus()):
         log.warning("this build has no CUDA: the model runs on host cards and the GPUs stay idle; build with CUDA=1", gpus=gpus)
     listener = listen(settings.host, settings.port)
@@ -77,9 +79,26 @@ def _fetch_and_serve(settings: Settings) -> int:
 
     try:
         appliance = read_appliance(resolve_model(settings, on_progress))
+        check_pair(appliance)
     finally:
         room.close()
     return serve(appliance, listener)
+
+
+def check_pair(appliance: Appliance, check: Callable[[int, int], PeerReport] = check_peers) -> None:
+    """Whether a pair of GPUs reaches each other, as `peer_check` wants it. SettingsError if it must and does not."""
+    cards = [lane.card.partition(":") for lane in appliance.desk.lanes]
+    numbers = [int(number) for kind, _, number in cards if kind == "cuda"]
+    if appliance.settings.peer_check == "off" or len(numbers) != 2:
+        return
+    report = check(numbers[0], numbers[1])
+    if report.reaches:
+        log.info("the cards reach each other", nvlink=report.is_nvlink, gib_per_s=report.gib_per_s)
+        return
+    sentence = f"cuda:{numbers[0]} and cuda:{numbers[1]} do not reach each other directly: {report.reason}"
+    if appliance.settings.peer_check == "require":
+        raise SettingsError(f"{sentence}; use two cards that do, or set peer_check to warn", param="peer_check")
+    log.warning(f"{sentence}; two requests at once will be slower")
 
 
 def listen(host: str, port: int) -> socket.socket:
