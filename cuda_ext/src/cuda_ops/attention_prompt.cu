@@ -1,0 +1,147 @@
+#include "cuda_ops/attention_prompt.h"
+
+#include "base/require.h"
+#include "cuda_ops/attention_prompt_tile.cuh"
+#include "device/launch.h"
+
+namespace tandem::cuda {
+
+namespace {
+
+constexpr int kWarps = 4;
+// Blocks that share a multiprocessor, by what their registers allow.
+template <int head_dim>
+constexpr int kBlocksPerMultiprocessor = head_dim <= 128 ? 3 : 2;
+constexpr float kLog2e = 1.44269504f;
+
+// A warp's rows: kRows positions from `first` on (within the chunk) of one head; the heads that share keys lie side by side, so
+// that the warps of a block go through the same tiles.
+struct WarpRows {
+    int head;
+    int first;
+    int num;  // 0: none
+
+    __device__ static WarpRows of(int64_t slot, int group, int kv_head, int num_rows) {
+        const auto first = static_cast<int>(slot / group) * kRows;
+        const int left = num_rows - first;
+        return {kv_head * group + static_cast<int>(slot % group), first, left < 0 ? 0 : left < kRows ? left : kRows};
+    }
+    // Tiles that its last row sees.
+    __device__ int64_t num_tiles(int64_t position) const { return num == 0 ? 0 : (position + first + num - 1) / kKvTile + 1; }
+};
+
+// out / sum of the rows that exist.
+template <int kDim>
+__device__ __forceinline__ void store_rows(const AttentionPromptProblem& p, const WarpRows& rows, RunningSoftmax& state, int lane,
+                                           const float (&out)[kDim / kColumns][4]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = state.sum[r];
+        sum = __fadd_rn(sum, __shfl_xor_sync(kWholeWarp, sum, 1));
+        sum = __fadd_rn(sum, __shfl_xor_sync(kWholeWarp, sum, 2));
+        const float inverse = __fdiv_rn(1.0f, sum);
+        const int row = lane / 4 + 8 * r;
+        if (row >= rows.num) continue;
+        float* to = p.out + (int64_t{rows.first + row} * p.query_heads + rows.head) * kDim + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kDim / kColumns; n++)
+            *reinterpret_cast<float2*>(to + n * kColumns) = {__fmul_rn(out[n][2 * r], inverse),
+                                                             __fmul_rn(out[n][2 * r + 1], inverse)};
+    }
+}
+
+// What a warp carries from tile to tile.
+template <int kDim>
+struct WarpState {
+    RunningSoftmax softmax{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+    float out[kDim / kColumns][4] = {};
+};
+
+// The next tile's keys are copied while values are summed, its values while keys are scored.
+template <int kDim, class Value>
+__global__ void __launch_bounds__(kWarps* kWarpLanes, kBlocksPerMultiprocessor<kDim>)
+    attention_kernel(const AttentionPromptProblem p, const int64_t position, const int num_rows) {
+    constexpr int kTileHalves = kKvTile * kDim, kKeyUnits = kKvTile / kUnitHalves, kValueUnits = kDim / kUnitHalves;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpLanes, lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+    const int group = p.query_heads / p.kv.num_heads, kv_head = static_cast<int>(blockIdx.y);
+    const int64_t block = gridDim.x - 1 - blockIdx.x;  // late rows see most: they start first
+    const WarpRows rows = WarpRows::of(block * kWarps + warp, group, kv_head, num_rows);
+    int64_t num_tiles = 0;
+    for (int w = 0; w < kWarps; w++) {
+        const int64_t num = WarpRows::of(block * kWarps + w, group, kv_head, num_rows).num_tiles(position);
+        num_tiles = num > num_tiles ? num : num_tiles;
+    }
+    __half* keys = reinterpret_cast<__half*>(device::dynamic_shared());
+    __half* values = keys + kTileHalves;
+    __half* queries = values + kTileHalves + warp * kRows * kDim;
+    const int64_t head_at = kv_head * p.kv.num_tiles * kTileHalves;
+    const Value* key_memory = reinterpret_cast<const Value*>(p.kv.keys) + head_at;
+    const Value* value_memory = reinterpret_cast<const Value*>(p.kv.values) + head_at;
+    const auto written = [&](int64_t tile) {
+        const int64_t left = position + num_rows - tile * kKvTile;
+        return static_cast<int>(left < kKvTile ? left : kKvTile);
+    };
+    const int64_t query_at = (int64_t{rows.first} * p.query_heads + rows.head) * kDim;
+    start_queries<kValueUnits>(reinterpret_cast<const __half*>(p.query) + query_at, int64_t{p.query_heads} * kDim, rows.num, lane,
+                               queries);
+    start_tile<kDim, kKeyUnits, false>(key_memory, 0, keys);
+    const float factor = __fmul_rn(p.scale, kLog2e);
+    WarpState<kDim> state;
+    for (int64_t tile = 0; tile < num_tiles; tile++) {
+        const bool sees = tile < rows.num_tiles(position);
+        float scores[kScoreBlocks][4] = {}, before[2];
+        start_tile<kKvTile, kValueUnits, true>(value_memory + tile * kTileHalves, written(tile), values);
+        device::copy_async_wait<1>();
+        __syncthreads();
+        if (sees) {
+            const auto ahead = static_cast<int>(tile * kKvTile - position - rows.first);
+            score_rows<kDim>(queries, keys, lane, scores);
+            if (ahead + kKvTile > 1) mask_scores(ahead, lane, scores);
+            advance_rows(factor, state.softmax, scores, before);
+        }
+        device::copy_async_wait<0>();
+        __syncthreads();
+        if (tile + 1 < num_tiles) start_tile<kDim, kKeyUnits, false>(key_memory + (tile + 1) * kTileHalves, 0, keys);
+        if (sees) {
+            scale_rows(before, state.out);
+            mix_rows<kDim>(values, scores, lane, state.out);
+        }
+        __syncthreads();
+    }
+    store_rows<kDim>(p, rows, state.softmax, lane, state.out);
+}
+
+using Kernel = void (*)(AttentionPromptProblem, int64_t, int);
+
+template <class Value>
+Kernel kernel_of(int head_dim) {
+    switch (head_dim) {
+        case 64:
+            return attention_kernel<64, Value>;
+        case 96:
+            return attention_kernel<96, Value>;
+        case 128:
+            return attention_kernel<128, Value>;
+        case 192:
+            return attention_kernel<192, Value>;
+        case 256:
+            return attention_kernel<256, Value>;
+        default:
+            throw std::invalid_argument("heads of " + std::to_string(head_dim) +
+                                        " values are not supported by the prompt's attention; 64, 96, 128, 192 and 256 are");
+    }
+}
+
+}  // namespace
+
+void attention_prompt(const AttentionPromptProblem& p, int64_t position, int num_rows, cudaStream_t stream) {
+    require(p.query_heads % p.kv.num_heads == 0, std::to_string(p.query_heads) + " query heads cannot share " +
+                                                     std::to_string(p.kv.num_heads) + " key/value heads evenly");
+    const Kernel kernel = p.kv.type == KvType::f16 ? kernel_of<__half>(p.kv.head_dim) : kernel_of<float>(p.kv.head_dim);
+    const int64_t slots = (num_rows + kRows - 1) / kRows * int64_t{p.query_heads / p.kv.num_heads};
+    const dim3 grid(static_cast<unsigned>((slots + kWarps - 1) / kWarps), static_cast<unsigned>(p.kv.num_heads));
+    const size_t shared_bytes = size_t{2 * kKvTile + kWarps * kRows} * static_cast<size_t>(p.kv.head_dim) * sizeof(uint16_t);
+    device::launch({grid, kWarps * kWarpLanes, shared_bytes, stream}, kernel, p, position, num_rows);
+}
+
+}  // namespace tandem::cuda

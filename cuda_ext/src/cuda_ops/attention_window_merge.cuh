@@ -1,0 +1,145 @@
+// The spans of a part's queries, one after the other (ops/attention.h), and the quantisation of the result.
+#pragma once
+#include "cuda_ops/attention_window_span.cuh"
+
+namespace tandem::cuda {
+
+// The scratch of a launch: out [rows, heads, spans, head_dim], then states [rows, heads, spans].
+struct WindowSpans {
+    float* out;
+    SoftmaxState* states;
+    int64_t num_spans;
+    int query_heads;
+    int head_dim;
+
+    __device__ static WindowSpans of(const AttentionWindowProblem& p) {
+        const int64_t rows = int64_t{p.num_rows} * p.query_heads * p.num_spans;
+        return {p.spans, reinterpret_cast<SoftmaxState*>(p.spans + rows * p.kv.head_dim), p.num_spans, p.query_heads,
+                p.kv.head_dim};
+    }
+    __device__ int64_t index(int row, int head, int64_t span) const {
+        return (int64_t{row} * query_heads + head) * num_spans + span;
+    }
+    __device__ float* out_of(int row, int head, int64_t span) const { return out + index(row, head, span) * head_dim; }
+};
+
+// Counts this block as through. True in every thread of the last block of the part, which then sees what the others wrote.
+template <class Value>
+__device__ __forceinline__ bool last_of_part(const WindowBlock<Value>& block, uint32_t* counter, uint32_t num_blocks) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *block.last = atomicAdd(counter, 1u) + 1 == num_blocks;
+        if (*block.last) *counter = 0;
+    }
+    __syncthreads();
+    const bool last = *block.last != 0;
+    if (last) __threadfence();
+    return last;
+}
+
+// Factors of up to kMergeSpans spans of one query, from `begin` on: a_k for what was merged before, b_k for span k, at
+// factors[k] and factors[kMergeSpans + k]. One warp; lane k has span begin + k. Returns the state after them.
+__device__ __forceinline__ SoftmaxState span_factors(const SoftmaxState* states, int num, SoftmaxState total, int lane,
+                                                     float* factors) {
+    using namespace quant;
+    SoftmaxState span{-INFINITY, 0.0f};
+    if (lane < num) {
+        const float2 stored = __ldcg(reinterpret_cast<const float2*>(states + lane));
+        span = {stored.x, stored.y};
+    }
+    float max = span.max;
+    for (int step = 1; step < kWarpLanes; step *= 2) {
+        const float below = __shfl_up_sync(kWholeWarp, max, step);
+        if (lane >= step) max = fmaxf(max, below);
+    }
+    max = fmaxf(max, total.max);
+    const float previous = __shfl_up_sync(kWholeWarp, max, 1), max_before = lane == 0 ? total.max : previous;
+    const float a = exp_clamped(add(max_before, -max)), b = exp_clamped(add(span.max, -max)), scaled = mul(span.sum, b);
+    factors[lane] = a;
+    factors[kMergeSpans + lane] = b;
+    for (int k = 0; k < num; k++) total.sum = fma(total.sum, __shfl_sync(kWholeWarp, a, k), __shfl_sync(kWholeWarp, scaled, k));
+    total.max = __shfl_sync(kWholeWarp, max, kWarpLanes - 1);
+    return total;
+}
+
+// Spans that query q sees of those from `begin` on, at most kMergeSpans.
+template <class Value>
+__device__ __forceinline__ int spans_seen(const WindowBlock<Value>& block, int q, int64_t begin) {
+    const int64_t num = (block.position + block.row_of(q)) / kSpan + 1 - begin;
+    return static_cast<int>(num < 0 ? 0 : num < kMergeSpans ? num : kMergeSpans);
+}
+
+// out: [spans, head_dim] of one query, from the batch's first span on; two dimensions.
+__device__ __forceinline__ float2 merge_pair(const float* out, int head_dim, const float* factors, int num, float2 sum) {
+    using namespace quant;
+#pragma unroll 8
+    for (int k = 0; k < num; k++) {
+        const float2 span = __ldcg(reinterpret_cast<const float2*>(out + int64_t{k} * head_dim));
+        const float a = factors[k], b = factors[kMergeSpans + k];
+        sum = {fma(sum.x, a, mul(span.x, b)), fma(sum.y, a, mul(span.y, b))};
+    }
+    return sum;
+}
+
+// Leaves the sums of all spans in block.out and their states in block.states.
+template <class Value>
+__device__ __forceinline__ void merge_spans(const WindowBlock<Value>& block, const WindowSpans& spans) {
+    const int pairs = block.head_dim / 2;
+    auto* out = reinterpret_cast<float2*>(block.out);
+    const auto factors_of = [&](int q) { return block.scores + q * 2 * kMergeSpans; };
+    for (int64_t begin = 0; begin < block.num_spans(); begin += kMergeSpans) {
+        for (int q = block.warp; q < block.num_queries; q += block.num_warps) {
+            const SoftmaxState total = begin == 0 ? SoftmaxState{-INFINITY, 0.0f} : block.states[q];
+            const SoftmaxState* states = spans.states + spans.index(block.row_of(q), block.head_of(q), begin);
+            const SoftmaxState merged = span_factors(states, spans_seen(block, q, begin), total, block.lane, factors_of(q));
+            __syncwarp();
+            if (block.lane == 0) block.states[q] = merged;
+        }
+        __syncthreads();
+        for (int item = static_cast<int>(threadIdx.x); item < block.num_queries * pairs; item += static_cast<int>(blockDim.x)) {
+            const int q = item / pairs, pair = item % pairs;
+            const float* from = spans.out_of(block.row_of(q), block.head_of(q), begin) + 2 * pair;
+            out[item] = merge_pair(from, block.head_dim, factors_of(q), spans_seen(block, q, begin),
+                                   begin == 0 ? float2{0.0f, 0.0f} : out[item]);
+        }
+        __syncthreads();
+    }
+}
+
+// One warp quantises 32 values, one per lane, into block `at` (among all of the row) of `groups`.
+__device__ __forceinline__ void quantise_block32(float x, quant::ActGroup* groups, int at, int lane) {
+    using namespace quant;
+    const uint32_t amax = __reduce_max_sync(kWholeWarp, float_bits(x) & 0x7fffffffu);
+    const BlockScales scales = block_scales(amax, 1.0f);
+    const int q = scales.inverse == 0.0f ? 0 : round_int(mul(x, scales.inverse));
+    int sum = q;
+    for (int width = 8; width > 0; width /= 2) sum += __shfl_xor_sync(kWholeWarp, sum, width);
+    ActGroup& group = groups[at / kBlocks];
+    const int place = at % kBlocks;
+    group.q[place * kBlock + lane] = static_cast<int8_t>(q);
+    if (lane % 16 == 0) group.sum16[2 * place + lane / 16] = static_cast<int16_t>(sum);
+    if (lane == 0) group.d[place] = scales.d;
+}
+
+// out * (1 / sum) of the part's queries, as floats and quantised; zero blocks behind the row's last head.
+template <class Value>
+__device__ __forceinline__ void finish_part(const WindowBlock<Value>& block, const AttentionWindowProblem& p) {
+    constexpr int kBlock = quant::kBlock;
+    const int blocks = block.head_dim / kBlock, width = p.query_heads * block.head_dim;
+    const int num_groups = (width + kGroupValues - 1) / kGroupValues;
+    for (int item = block.warp; item < block.num_queries * blocks; item += block.num_warps) {
+        const int q = item / blocks, row = block.row_of(q), within = item % blocks * kBlock + block.lane;
+        const float inverse = quant::div(1.0f, block.states[q].sum);
+        const float x = quant::mul(block.out[q * block.head_dim + within], inverse);
+        const int at = block.head_of(q) * block.head_dim + within;
+        if (p.out) p.out[int64_t{row} * width + at] = x;
+        if (p.groups) quantise_block32(x, p.groups + int64_t{row} * num_groups, at / kBlock, block.lane);
+    }
+    if (!p.groups || block.first_head + block.num_heads < p.query_heads) return;
+    const int padding = num_groups * quant::kBlocks - width / kBlock;
+    for (int item = block.warp; item < block.num_rows * padding; item += block.num_warps)
+        quantise_block32(0.0f, p.groups + int64_t{item / padding} * num_groups, width / kBlock + item % padding, block.lane);
+}
+
+}  // namespace tandem::cuda
