@@ -77,6 +77,19 @@ def test_rows_have_the_portable_bits_under_hostile_scales_and_inputs(kind: Kind,
 
 
 @every_fast_isa
+@every_block_kind
+def test_tiles_have_the_portable_bits(kind: Kind, isa: str, rng: Rng) -> None:
+    """Enough weight rows for tiles and a rest, input rows for every width of the multiplication and for a second turn of the tile."""
+    for num_values, num_inputs in ((kind.sizes[0], 67), (kind.sizes[-2], 21), (kind.sizes[-1], 7)):
+        make = hostile_blocks if num_inputs == 21 else random_blocks
+        weights = rows_of(make, kind, 35, num_values, rng)
+        x = np.concatenate([hostile_inputs(rng, num_values), normal(rng, 60, num_values)])[:num_inputs]
+        expected = dot(kind, weights, x, PORTABLE)
+        for num_x in (4, 5, 7, num_inputs):
+            assert same_bits(dot(kind, weights, x[:num_x], isa), expected[:num_x]), (num_values, num_x)
+
+
+@every_fast_isa
 def test_many_rows_and_inputs_have_the_portable_bits(isa: str, rng: Rng) -> None:
     """More weight rows than fit the cache part, more inputs than one tile."""
     kind = next(kind for kind in KINDS if kind.name == "Q8_0")
@@ -139,19 +152,21 @@ def test_nothing_is_written_beside_the_results(kind: Kind, isa: str, rng: Rng) -
 def dot_before_a_forbidden_page() -> None:
     """Rows whose last byte is the last one of a page; the next page cannot be read."""
     libc = ctypes.CDLL(None, use_errno=True)
-    memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    size = 64 * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
     everything = np.frombuffer(memory, np.uint8)
-    address = everything.ctypes.data + mmap.PAGESIZE
+    address = everything.ctypes.data + size
     assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
     rng = np.random.default_rng(0)
     for kind in KINDS:
         for num_values in (kind.sizes[0], kind.sizes[4]):
-            weights = rows_of(random_blocks, kind, 1, num_values, rng)
-            at_the_end = everything[mmap.PAGESIZE - weights.size : mmap.PAGESIZE].reshape(weights.shape)
+            weights = rows_of(random_blocks, kind, 32, num_values, rng)
+            at_the_end = everything[size - weights.size : size].reshape(weights.shape)
             at_the_end[:] = weights
-            x = normal(rng, 3, num_values)
+            x = normal(rng, 5, num_values)
             for isa in native.isas():
-                assert same_bits(dot(kind, at_the_end, x, isa), dot(kind, weights, x, isa)), (kind.name, isa)
+                for num_x in (1, len(x)):
+                    assert same_bits(dot(kind, at_the_end, x[:num_x], isa), dot(kind, weights, x[:num_x], isa)), (kind.name, isa)
                 native.dequantise(kind.type_id, at_the_end.reshape(-1))
                 assert native.first_bad_block(kind.type_id, at_the_end.reshape(-1)) is None
 

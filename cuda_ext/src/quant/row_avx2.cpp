@@ -1,7 +1,8 @@
 // The row kernels for AVX2, FMA and F16C.
 #ifdef TANDEM_X86
 #include "quant/row_versions.h"
-#include "quant/x86/kernels.h"
+#include "quant/x86/decode_books_avx2.h"
+#include "quant/x86/lanes_avx2.h"
 
 namespace tandem::quant {
 namespace {
@@ -36,11 +37,31 @@ TANDEM_INLINE Dots dots(const Super& super, const ActGroup& x) {
 #pragma GCC unroll 8
     for (int j = 0; j < kBlocks; j++) p[j] = pairs<D>(super, x, j);
     if constexpr (8 * 127 * D::weights.largest <= 32767)
-        return {add_small(p[0], p[1], p[2], p[3]), add_small(p[4], p[5], p[6], p[7])};
-    return {add_large(p[0], p[1], p[2], p[3]), add_large(p[4], p[5], p[6], p[7])};
+        return dots_of_lanes(add_small(p[0], p[1], p[2], p[3]), add_small(p[4], p[5], p[6], p[7]));
+    return dots_of_lanes(add_large(p[0], p[1], p[2], p[3]), add_large(p[4], p[5], p[6], p[7]));
+}
+template <class D>
+constexpr int dot_offset() {
+    return D::weights.offset;
+}
+
+using Lanes = LanesAvx2;
+
+// Sums of unsigned bytes in int16 where at least two pairs fit, else the true weights in int16.
+template <class T>
+constexpr TileForm tile_form() {
+    constexpr Weights weights = Decoder<T>::weights;
+    constexpr int pairs = 32767 / (2 * 127 * weights.largest);
+    constexpr bool wide = weights.is_signed || pairs < 2;
+    return {.halves = weights.halves, .minima = T::has_minima, .words = wide ? 16 : 8, .pairs_in_int16 = pairs >= 4 ? 4 : 2};
 }
 
 }  // namespace
+}  // namespace tandem::quant
+
+#include "quant/x86/kernels.h"
+
+namespace tandem::quant {
 
 const RowKernels kRowKernelsAvx2 = {quantise, dot, swiglu};
 

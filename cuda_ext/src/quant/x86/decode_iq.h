@@ -1,4 +1,5 @@
-// Decoders of the types with code books: patterns from a table, then signs or shifts.
+// Decoders of the types with code books: patterns from a table, then signs or shifts. Those whose books fit the registers of
+// AVX-512 stand in decode_books_<isa>.h.
 #pragma once
 #include "quant/x86/decode.h"
 #include "quant/x86/decode_k.h"
@@ -21,11 +22,7 @@ constexpr Book<Word, size> spell_out(const uint16_t (&packed)[size], Level level
     return book;
 }
 
-constexpr auto kBookIq2Xxs = spell_out<uint64_t>(kGridIq2Xxs, iq2_level);
-constexpr auto kBookIq2Xs = spell_out<uint64_t>(kGridIq2Xs, iq2_level);
 constexpr auto kBookIq2S = spell_out<uint64_t>(kGridIq2S, iq2_level);
-constexpr auto kBookIq3Xxs = spell_out<uint32_t>(kGridIq3Xxs, iq3_xxs_level);
-constexpr auto kBookIq3S = spell_out<uint32_t>(kGridIq3S, iq3_s_level);
 constexpr auto kBookIq1 = spell_out<uint64_t>(kGridIq1, [](uint16_t packed, int i) { return 8 * iq1_level(packed, i); });
 
 template <class Book, class Index>
@@ -33,30 +30,12 @@ TANDEM_INLINE __m256i four_patterns(const Book& book, Index index) {
     const auto at = [&](int k) { return static_cast<long long>(book.pattern[index(k)]); };
     return _mm256_setr_epi64x(at(0), at(1), at(2), at(3));
 }
-template <class Book, class Index>
-TANDEM_INLINE __m256i eight_patterns(const Book& book, Index index) {
-    const auto at = [&](int k) { return static_cast<int>(book.pattern[index(k)]); };
-    return _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
-}
-
 // Patterns negated where a sign bit is set, moved up to be unsigned.
 TANDEM_INLINE __m256i apply_signs(__m256i patterns, uint32_t signs, int offset) {
     const __m256i negative = masks_of_bits(signs);
     const __m256i weights = _mm256_sub_epi8(_mm256_xor_si256(patterns, negative), negative);
     return _mm256_add_epi8(weights, _mm256_set1_epi8(static_cast<char>(offset)));
 }
-// signs_of_seven of four bytes at once.
-TANDEM_INLINE uint32_t complete_signs(uint32_t sevens) {
-    uint32_t parity = sevens ^ sevens >> 4;
-    parity ^= parity >> 2;
-    parity ^= parity >> 1;
-    return sevens | (parity & 0x01010101u) << 7;
-}
-// Four times seven bits side by side, to a byte each.
-TANDEM_INLINE uint32_t spread_sevens(uint32_t v) {
-    return (v & 0x7fu) | (v & 0x3f80u) << 1 | (v & 0x1fc000u) << 2 | (v & 0xfe00000u) << 3;
-}
-
 // Sixteen four-bit numbers s, low nibbles first, as scales 2 s + 1.
 TANDEM_INLINE void odd_half_scales(const uint8_t* nibbles, Super& out) {
     const __m128i v = _mm_cvtsi64_si128(static_cast<long long>(load_u64(nibbles))), low = _mm_set1_epi8(15);
@@ -73,40 +52,6 @@ TANDEM_INLINE __m256 eighth(__m256 d) {
 }
 
 template <>
-struct Decoder<IQ2_XXS> {
-    static constexpr Weights weights = {.offset = 43, .largest = 86};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const IQ2_XXS::Block*>(p);
-        for (int j = 0; j < kBlocks; j++) {
-            const uint8_t* qs = b.qs + 8 * j;
-            const __m256i patterns = four_patterns(kBookIq2Xxs, [&](int k) { return qs[k]; });
-            out.w[j] = apply_signs(patterns, complete_signs(spread_sevens(load_u32(qs + 4))), weights.offset);
-        }
-        // The second word of each block: of 0, 4, 1, 5, 2, 6, 3, 7.
-        const __m256i tops = _mm256_blend_epi32(_mm256_srli_epi64(load256(b.qs), 32), load256(b.qs + 32), 0xaa);
-        const __m256i s = _mm256_permutevar8x32_epi32(_mm256_srli_epi32(tops, 28), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-        out.d = odd_scales(eighth(broadcast_f16(b.d)), s);
-    }
-};
-
-template <>
-struct Decoder<IQ2_XS> {
-    static constexpr Weights weights = {.offset = 43, .largest = 86, .halves = true};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const IQ2_XS::Block*>(p);
-        for (int j = 0; j < kBlocks; j++) {
-            const uint64_t q = load_u64(b.qs + 8 * j);
-            const __m256i patterns = four_patterns(kBookIq2Xs, [q](int k) { return q >> 16 * k & 511; });
-            const uint64_t sevens = q >> 9 & 0x007f007f007f007full, joined = sevens | sevens >> 8;
-            const auto bytes = static_cast<uint32_t>((joined & 0xffff) | (joined >> 16 & 0xffff0000u));
-            out.w[j] = apply_signs(patterns, complete_signs(bytes), weights.offset);
-        }
-        odd_half_scales(b.scales, out);
-        out.d = eighth(broadcast_f16(b.d));
-    }
-};
-
-template <>
 struct Decoder<IQ2_S> {
     static constexpr Weights weights = {.offset = 43, .largest = 86, .halves = true};
     TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
@@ -117,34 +62,6 @@ struct Decoder<IQ2_S> {
         }
         odd_half_scales(b.scales, out);
         out.d = eighth(broadcast_f16(b.d));
-    }
-};
-
-template <>
-struct Decoder<IQ3_XXS> {
-    static constexpr Weights weights = {.offset = 62, .largest = 124};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const IQ3_XXS::Block*>(p);
-        for (int j = 0; j < kBlocks; j++) {
-            const __m256i patterns = eight_patterns(kBookIq3Xxs, [&](int k) { return b.qs[8 * j + k]; });
-            out.w[j] = apply_signs(patterns, complete_signs(spread_sevens(load_u32(b.scales + 4 * j))), weights.offset);
-        }
-        const __m256 quarter = _mm256_mul_ps(broadcast_f16(b.d), _mm256_set1_ps(0.25f));
-        out.d = odd_scales(quarter, _mm256_srli_epi32(load256(b.scales), 28));
-    }
-};
-
-template <>
-struct Decoder<IQ3_S> {
-    static constexpr Weights weights = {.offset = 16, .largest = 31};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const IQ3_S::Block*>(p);
-        for (int j = 0; j < kBlocks; j++) {
-            const uint32_t high = b.qh[j];
-            const __m256i patterns = eight_patterns(kBookIq3S, [&](int k) { return b.qs[8 * j + k] | (high >> k & 1) << 8; });
-            out.w[j] = apply_signs(patterns, load_u32(b.signs + 4 * j), weights.offset);
-        }
-        out.d = odd_scales(broadcast_f16(b.d), _mm256_cvtepu8_epi32(eight_nibbles(b.scales)));
     }
 };
 

@@ -1,4 +1,4 @@
-// The common frame of the quantised types: decode a super-block once, multiply it by up to eight input rows, add by the
+// The common frame of the quantised types: decode a super-block once, multiply it by up to three input rows, add by the
 // canonical trees. The file that includes it defines `dots` (below) for its instruction set.
 #pragma once
 #include "quant/row.h"
@@ -10,12 +10,9 @@
 namespace tandem::quant {
 namespace {
 
-constexpr int kInputs = 8;  // input rows that share one decoding of the weights
-
-// Products of a super-block's weights with its activations, summed over four of sixteen values: in each 128-bit lane one int32
-// per block, the lower lane for the first sixteen values of the blocks, the upper lane for the last sixteen.
+// Sums of products of the first and of the last sixteen values of the eight blocks.
 struct Dots {
-    __m256i blocks0123, blocks4567;
+    __m256i first, last;
 };
 
 TANDEM_INLINE __m256i add_mixed32(Mixed m) {
@@ -27,26 +24,32 @@ TANDEM_INLINE __m256i transpose_add(__m256i a, __m256i b, __m256i c, __m256i d) 
     return add_mixed32(mix_quarters(add_mixed32(mix_halves(a, c)), add_mixed32(mix_halves(b, d))));
 }
 
+// Per 128-bit lane one int32 of each of four blocks; lower lanes are of the first sixteen values.
+TANDEM_INLINE Dots dots_of_lanes(__m256i blocks0123, __m256i blocks4567) {
+    return {_mm256_permute2x128_si256(blocks0123, blocks4567, 0x20), _mm256_permute2x128_si256(blocks0123, blocks4567, 0x31)};
+}
+
+// The products, with weights that are larger by dot_offset<D>().
 template <class D>
 Dots dots(const Super& super, const ActGroup& x);
+template <class D>
+constexpr int dot_offset();
 
 // Integer sums of the eight blocks as floats, integer scales applied where they are per sixteen values. All exact.
 template <class D>
 TANDEM_INLINE __m256 block_sums(const Super& super, const ActGroup& x, __m256i sum16) {
     const Dots p = dots<D>(super, x);
+    constexpr int offset = dot_offset<D>();
     if constexpr (D::weights.halves) {
-        __m256i first = join_halves(low_half(p.blocks0123), low_half(p.blocks4567));
-        __m256i last = join_halves(high_half(p.blocks0123), high_half(p.blocks4567));
-        if constexpr (D::weights.offset != 0) {
-            first = _mm256_sub_epi32(first, _mm256_madd_epi16(sum16, _mm256_set1_epi32(D::weights.offset)));
-            last = _mm256_sub_epi32(last, _mm256_madd_epi16(sum16, _mm256_set1_epi32(D::weights.offset << 16)));
+        __m256i first = p.first, last = p.last;
+        if constexpr (offset != 0) {
+            first = _mm256_sub_epi32(first, _mm256_madd_epi16(sum16, _mm256_set1_epi32(offset)));
+            last = _mm256_sub_epi32(last, _mm256_madd_epi16(sum16, _mm256_set1_epi32(offset << 16)));
         }
         return _mm256_fmadd_ps(_mm256_cvtepi32_ps(last), super.scale[1], _mm256_mul_ps(_mm256_cvtepi32_ps(first), super.scale[0]));
     } else {
-        __m256i sums = join_halves(_mm_add_epi32(low_half(p.blocks0123), high_half(p.blocks0123)),
-                                   _mm_add_epi32(low_half(p.blocks4567), high_half(p.blocks4567)));
-        if constexpr (D::weights.offset != 0)
-            sums = _mm256_sub_epi32(sums, _mm256_madd_epi16(sum16, _mm256_set1_epi16(D::weights.offset)));
+        __m256i sums = _mm256_add_epi32(p.first, p.last);
+        if constexpr (offset != 0) sums = _mm256_sub_epi32(sums, _mm256_madd_epi16(sum16, _mm256_set1_epi16(offset)));
         return _mm256_cvtepi32_ps(sums);
     }
 }
@@ -80,50 +83,55 @@ struct Row {
     const uint8_t* weights;
     int64_t num_values;
     const ActRow* x;
-    int num_x;   // up to kInputs
+    int num_x;
     float* out;  // one value per input row, out_stride apart
     int64_t out_stride;
 };
 
-// A row's super-blocks; the last one is completed with zero blocks where the row ends inside it.
 template <class T>
-class Supers {
-  public:
-    explicit Supers(const Row& row) : row_(row.weights), whole_(row.num_values / kSuper) {
-        const int64_t rest = row.num_values % kSuper / T::block_values;
-        count_ = whole_ + (rest > 0 ? 1 : 0);
-        if (rest == 0) return;
-        std::memset(last_, 0, kBytes);
-        std::memcpy(last_, row_ + whole_ * kBytes, static_cast<size_t>(rest) * sizeof(typename T::Block));
-    }
-    int64_t count() const { return count_; }
-    const uint8_t* operator[](int64_t s) const { return s < whole_ ? row_ + s * kBytes : last_; }
+constexpr int64_t kSuperBytes = kSuper / T::block_values * static_cast<int64_t>(sizeof(typename T::Block));
 
-  private:
-    static constexpr int64_t kBytes = kSuper / T::block_values * static_cast<int64_t>(sizeof(typename T::Block));
-    const uint8_t* row_;
-    int64_t whole_, count_;
-    uint8_t last_[kBytes];
-};
+// Super-block `index` of a row. Where the row ends inside it, it is completed with zero blocks in `rest` [kSuperBytes<T>].
+template <class T>
+TANDEM_INLINE const uint8_t* super_at(const uint8_t* row, int64_t num_values, int64_t index, uint8_t* rest) {
+    const int64_t left = num_values - index * kSuper;
+    const uint8_t* super = row + index * kSuperBytes<T>;
+    if (T::block_values == kSuper || left >= kSuper) return super;
+    std::memset(rest, 0, kSuperBytes<T>);
+    std::memcpy(rest, super, static_cast<size_t>(left / T::block_values) * sizeof(typename T::Block));
+    return rest;
+}
+
+// `num_x` input rows from `first` on.
+template <class T, int num_x>
+void dot_block_inputs(const Row& row, int first) {
+    const ActRow* x = row.x + first;
+    const int64_t num_supers = (row.num_values + kSuper - 1) / kSuper;
+    uint8_t rest[kSuperBytes<T>];
+    __m256 places[num_x], terms[num_x][kTree];
+    for (__m256& place : places) place = _mm256_setzero_ps();
+    for (int64_t begin = 0; begin < num_supers; begin += kTree) {
+        const int count = static_cast<int>(num_supers - begin < kTree ? num_supers - begin : kTree);
+        for (int s = 0; s < count; s++) {
+            Super super;
+            Decoder<T>::decode(super_at<T>(row.weights, row.num_values, begin + s, rest), super);
+#pragma GCC unroll 4
+            for (int n = 0; n < num_x; n++) terms[n][s] = terms_of<T>(super, x[n].groups[begin + s]);
+        }
+        for (int n = 0; n < num_x; n++) {
+            for (int s = count; s < kTree; s++) terms[n][s] = _mm256_setzero_ps();
+            places[n] = _mm256_add_ps(places[n], tree_of_term_vectors(terms[n]));
+        }
+    }
+    for (int n = 0; n < num_x; n++) row.out[(first + n) * row.out_stride] = tree_of_place_vector(places[n]);
+}
 
 template <class T>
 void dot_block_row(const Row& row) {
-    const Supers<T> supers(row);
-    __m256 places[kInputs], terms[kInputs][kTree];
-    for (int x = 0; x < row.num_x; x++) places[x] = _mm256_setzero_ps();
-    for (int64_t begin = 0; begin < supers.count(); begin += kTree) {
-        const int count = static_cast<int>(supers.count() - begin < kTree ? supers.count() - begin : kTree);
-        for (int s = 0; s < count; s++) {
-            Super super;
-            Decoder<T>::decode(supers[begin + s], super);
-            for (int x = 0; x < row.num_x; x++) terms[x][s] = terms_of<T>(super, row.x[x].groups[begin + s]);
-        }
-        for (int x = 0; x < row.num_x; x++) {
-            for (int s = count; s < kTree; s++) terms[x][s] = _mm256_setzero_ps();
-            places[x] = _mm256_add_ps(places[x], tree_of_term_vectors(terms[x]));
-        }
-    }
-    for (int x = 0; x < row.num_x; x++) row.out[x * row.out_stride] = tree_of_place_vector(places[x]);
+    int x = 0;
+    for (; x + 3 <= row.num_x; x += 3) dot_block_inputs<T, 3>(row, x);
+    if (row.num_x - x == 2) dot_block_inputs<T, 2>(row, x);
+    if (row.num_x - x == 1) dot_block_inputs<T, 1>(row, x);
 }
 
 }  // namespace

@@ -1,44 +1,71 @@
-// The row kernels of one x86 instruction set, put together.
+// The row kernels of one x86 instruction set, put together. The file that includes it defines, besides `dots` of frame.h:
+//   Lanes                         registers of weight rows (lanes_<isa>.h)
+//   tile_form<T>()                how the weights of a type lie in a tile
 #pragma once
 #include "quant/x86/activations.h"
 #include "quant/x86/float_rows.h"
-#include "quant/x86/frame.h"
+#include "quant/x86/tile_dot.h"
 
 namespace tandem::quant {
 namespace {
 
-constexpr int64_t kCachedBytes = 128 * 1024;  // weight rows that stay in the cache while all input rows pass them
+constexpr int64_t kTileFrom = 4;  // input rows from which on turning a tile pays
 
-using RowFunction = void (*)(const Row&);
+// Weight rows in memory and what they are multiplied by; the arguments of RowKernels::dot.
+struct Rows {
+    const uint8_t* weights;
+    size_t stride;
+    int64_t num_rows;
+    int64_t num_values;
+    const ActRow* x;
+    int64_t num_x;
+    float* out;
+    int64_t out_stride;
 
-RowFunction row_function(Type type) {
-    switch (type) {
-#define TANDEM_CASE(name, number) \
-    case Type::name:              \
-        return dot_float_row<name>;
-        TANDEM_FLOAT_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-#define TANDEM_CASE(name, number) \
-    case Type::name:              \
-        return dot_block_row<name>;
-        TANDEM_BLOCK_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
+    Rows from_row(int64_t row, int64_t num) const {
+        return {weights + static_cast<size_t>(row) * stride, stride, num, num_values, x, num_x, out + row, out_stride};
     }
-    return nullptr;
+};
+
+template <class RowFunction>
+void dot_singly(const Rows& rows, RowFunction dot_row) {
+    for (int64_t r = 0; r < rows.num_rows; r++)
+        dot_row(Row{rows.weights + static_cast<size_t>(r) * rows.stride, rows.num_values, rows.x, static_cast<int>(rows.num_x),
+                    rows.out + r, rows.out_stride});
+}
+
+template <class T>
+void dot_floats(const Rows& rows) {
+    dot_singly(rows, dot_float_row<T>);
+}
+
+template <class T>
+void dot_blocks(const Rows& rows) {
+    int64_t tiled = 0;
+    if (rows.num_x >= kTileFrom)
+        for (; tiled + kTileRows <= rows.num_rows; tiled += kTileRows)
+            for (int64_t x = 0; x < rows.num_x; x += kMaxTileX)
+                dot_tile<Lanes, T, tile_form<T>()>(rows.weights + static_cast<size_t>(tiled) * rows.stride, rows.stride,
+                                                   rows.num_values, rows.x + x,
+                                                   static_cast<int>(rows.num_x - x < kMaxTileX ? rows.num_x - x : kMaxTileX),
+                                                   rows.out + x * rows.out_stride + tiled, rows.out_stride);
+    dot_singly(rows.from_row(tiled, rows.num_rows - tiled), dot_block_row<T>);
 }
 
 void dot(Type type, const uint8_t* weights, size_t row_stride, int64_t num_rows, int64_t num_values, const ActRow* x, int64_t num_x,
          float* out, int64_t out_stride) {
-    const RowFunction row = row_function(type);
-    const int64_t cached = kCachedBytes / static_cast<int64_t>(row_stride + 1) + 1;
-    for (int64_t begin = 0; begin < num_rows; begin += cached) {
-        const int64_t end = begin + cached < num_rows ? begin + cached : num_rows;
-        for (int64_t first = 0; first < num_x; first += kInputs) {
-            const int count = static_cast<int>(num_x - first < kInputs ? num_x - first : kInputs);
-            for (int64_t r = begin; r < end; r++)
-                row({weights + static_cast<size_t>(r) * row_stride, num_values, x + first, count, out + first * out_stride + r,
-                     out_stride});
-        }
+    const Rows rows{weights, row_stride, num_rows, num_values, x, num_x, out, out_stride};
+    switch (type) {
+#define TANDEM_CASE(name, number) \
+    case Type::name:              \
+        return dot_floats<name>(rows);
+        TANDEM_FLOAT_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+#define TANDEM_CASE(name, number) \
+    case Type::name:              \
+        return dot_blocks<name>(rows);
+        TANDEM_BLOCK_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
     }
 }
 
