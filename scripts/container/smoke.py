@@ -1,0 +1,148 @@
+"""What the image must do, seen on the image itself: two questions at once, a killed engine, SIGTERM in mid-answer, too little room."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from openai import OpenAI
+
+from scripts.container.container import Hardened, Server, hardened
+from scripts.container.engine import Engine
+
+QUESTION = "What is a harbor?"
+END_LIMIT_S = 75
+EARLY_S = (0.1, 0.5, 1.0, 2.0)
+"""Moments of a start at which it is ended."""
+
+
+class SmokeFailedError(Exception):
+    """The image does not do what it must; the sentence says what was seen."""
+
+
+def smoke_image(engine: Engine, tag: str) -> Iterator[str]:
+    """Yields one line for everything that was seen. Raises SmokeFailedError at the first thing that is wrong."""
+    try:
+        with hardened(engine, tag, Hardened()) as server:
+            seconds = server.wait_until_both_idle()
+            yield f"ready in {seconds:.1f} s: read-only, no capabilities, 3 GiB of memory, 256 MiB of /dev/shm, uid 12345:0"
+            yield from _look_inside(server)
+            yield _ask_two_at_once(server)
+            yield _kill_an_engine(server)
+            yield _end_in_mid_stream(server)
+        yield _end_early(engine, tag)
+        yield _too_small(engine, tag)
+    except TimeoutError as error:
+        raise SmokeFailedError(str(error)) from None
+
+
+def _look_inside(server: Server) -> Iterator[str]:
+    _require("uid=12345 gid=0" in server.run("id"), f"the user is {server.run('id')}")
+    _require("Read-only" in server.run("sh", "-c", "touch /opt/x 2>&1"), "the root file system can be written")
+    compilers = server.run("sh", "-c", "command -v gcc g++ c++ cc nvcc make cmake pip npm node")
+    _require(not compilers.strip(), f"the image has {compilers}")
+    yield "no compiler and no package manager of a language inside, and its root is read-only"
+    code = server.container.exec_run(["python3", "-m", "appliance.probe", "/livez"]).exit_code
+    _require(code == 0, "the health check's command fails")
+    server.wait_for(lambda: _health(server) in ("healthy", "starting"), "no failed health check", 5)
+    yield "the health check's command answers 0"
+
+
+def _health(server: Server) -> str:
+    server.container.reload()
+    return str(server.container.attrs["State"].get("Health", {}).get("Status"))
+
+
+def _client(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def _ask_two_at_once(server: Server) -> str:
+    both = threading.Barrier(2)
+
+    def ask(_number: int) -> tuple[float, float, str]:
+        both.wait()
+        first, text = None, ""
+        stream: Any = _client(server).chat.completions.create(
+            model="default", messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True, max_tokens=200
+        )
+        for chunk in stream:
+            if chunk.choices and chunk.choices[0].delta.content:
+                first = first or time.monotonic()
+                text += chunk.choices[0].delta.content
+        return first or time.monotonic(), time.monotonic(), text
+
+    with ThreadPoolExecutor(2) as pool:
+        (first_a, last_a, text_a), (first_b, last_b, text_b) = pool.map(ask, range(2))
+    _require(text_a == text_b and len(text_a) > 10, f"two lanes answered {text_a!r} and {text_b!r}")
+    _require(max(first_a, first_b) < min(last_a, last_b), "the two answers did not run at once")
+    return f"two questions at once, the same answer from both lanes: {text_a.strip()[:60]!r}"
+
+
+def _kill_an_engine(server: Server) -> str:
+    lead = server.get("/status")[1]["lanes"][0]
+    server.run("python3", "-c", f"import os; os.kill({lead['pid']}, 9)")
+
+    def is_back() -> bool:
+        lanes = server.get("/status")[1].get("lanes") or [{}]
+        return lanes[0].get("restarts", 0) > lead["restarts"] and lanes[0].get("state") == "idle"
+
+    seconds = server.wait_for(is_back, "the killed engine is back", 60)
+    answer = _client(server).chat.completions.create(
+        model="default", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=50
+    )
+    _require(bool(answer.choices[0].message.content), "no answer after an engine was killed")
+    return f"a killed engine was back in {seconds:.1f} s"
+
+
+def _end_in_mid_stream(server: Server) -> str:
+    stream: Any = _client(server).chat.completions.create(
+        model="default", messages=[{"role": "user", "content": QUESTION}], stream=True, max_tokens=400, extra_body={"ignore_eos": True}
+    )
+    chunks = iter(stream)
+    next(chunks)
+    processes = server.container.top()["Processes"]
+    began = time.monotonic()
+    stopping = threading.Thread(target=lambda: server.container.stop(timeout=END_LIMIT_S))
+    stopping.start()
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    stopping.join()
+    seconds = time.monotonic() - began
+    server.container.reload()
+    state = server.container.attrs["State"]
+    _require(reasons[-1] == "length", f"the answer that ran at SIGTERM ended with {reasons[-1]}")
+    _require(
+        state["ExitCode"] == 0 and not state["OOMKilled"], f"SIGTERM ended the container with {state['ExitCode']}: {server.last_words()}"
+    )
+    return f"SIGTERM in mid-answer: the answer came whole, all {len(processes)} processes ended in {seconds:.1f} s, exit code 0"
+
+
+def _end_early(engine: Engine, tag: str) -> str:
+    codes = []
+    for delay_s in EARLY_S:
+        with hardened(engine, tag, Hardened()) as server:
+            time.sleep(delay_s)  # the moment is the test
+            began = time.monotonic()
+            server.container.stop(timeout=END_LIMIT_S)
+            server.container.reload()
+            codes.append(server.container.attrs["State"]["ExitCode"])
+            _require(codes[-1] == 0, f"SIGTERM {delay_s} s after the start ended with {codes[-1]} after {time.monotonic() - began:.1f} s")
+    return f"SIGTERM {', '.join(map(str, EARLY_S))} s after the start: exit code 0 each time"
+
+
+def _too_small(engine: Engine, tag: str) -> str:
+    with hardened(engine, tag, Hardened(shm="4m")) as server:
+        code = server.container.wait(timeout=120)["StatusCode"]
+        words = server.last_words()
+    _require(code == 1, f"too small a /dev/shm ended with {code}, not with 1: {words}")
+    sentence = next((line for line in words.splitlines() if line.startswith("tandem: ")), "")
+    _require("/dev/shm" in sentence and "MiB" in sentence, f"too small a /dev/shm was not explained: {words}")
+    return f"4 MiB of /dev/shm: exit code 1 and {sentence!r}"
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise SmokeFailedError(sentence)
