@@ -34,7 +34,8 @@ void bind_memory(nb::module_& module) {
         .def_ro("rows", &BlobMatrix::rows);
     nb::class_<KvMemory>(module, "KvMemory", "One layer's keys and values.")
         .def_static("at", &KvMemory::in, nb::arg("memory"), nb::arg("type"), nb::arg("num_heads"), nb::arg("head_dim"),
-                    nb::arg("context"));
+                    nb::arg("context"))
+        .def_ro("memory", &KvMemory::memory);
     nb::class_<RowsMemory>(module, "RowsMemory", "Rows of activations: floats and, where the width allows, quantised.")
         .def(
             "__init__",

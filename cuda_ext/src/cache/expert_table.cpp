@@ -55,7 +55,33 @@ void ExpertTable::set_entry(int layer, int expert, int32_t slot_id) {
         require(slot(slot_id).nbytes == layers_[layer].blob_bytes,
                 "slot " + std::to_string(slot_id) + " has " + std::to_string(slot(slot_id).nbytes) + " bytes, a blob of layer " +
                     std::to_string(layer) + " has " + std::to_string(layers_[layer].blob_bytes));
-    slots_[layer * num_experts_ + expert] = slot_id;
+    const size_t index = static_cast<size_t>(layer) * num_experts_ + expert;
+    slots_[index] = slot_id;
+    if (published_) __atomic_store_n(published_ + index, slot_id != kAbsent, __ATOMIC_RELAXED);
+}
+
+void ExpertTable::change(std::span<const TableEntry> entries) {
+    if (linked_) linked_->hold();
+    try {
+        for (const TableEntry& entry : entries) set_entry(entry.layer, entry.expert, entry.slot);
+    } catch (...) {
+        if (linked_) linked_->release();
+        throw;
+    }
+    if (linked_) linked_->release();
+}
+
+void ExpertTable::set_peer(std::shared_ptr<const ExpertTable> peer) {
+    require(peer == nullptr || (peer->num_layers() == num_layers_ && peer->num_experts() == num_experts_ && peer.get() != this),
+            "the table of a peer card must be another one for the same experts");
+    peer_ = std::move(peer);
+}
+
+void ExpertTable::set_published(uint8_t* published) {
+    published_ = published;
+    if (published == nullptr) return;
+    for (size_t index = 0; index < static_cast<size_t>(num_layers_) * num_experts_; index++)
+        __atomic_store_n(published + index, slots_[index] != kAbsent, __ATOMIC_RELAXED);
 }
 
 int32_t ExpertTable::entry(int layer, int expert) const {

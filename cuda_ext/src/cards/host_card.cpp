@@ -36,7 +36,7 @@ void HostCard::run(const std::shared_ptr<Program>& program, std::span<const int3
 
 Ticket HostCard::update(std::shared_ptr<ExpertTable> table, std::vector<TableEntry> entries) {
     return commands_.push([table = std::move(table), entries = std::move(entries)] {
-        for (const TableEntry& entry : entries) table->set_entry(entry.layer, entry.expert, entry.slot);
+        table->change(entries);
     });
 }
 

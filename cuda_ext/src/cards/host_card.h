@@ -15,12 +15,6 @@
 
 namespace tandem {
 
-struct TableEntry {
-    int layer;
-    int expert;
-    int32_t slot;
-};
-
 // Thread-safe.
 class HostCard {
   public:

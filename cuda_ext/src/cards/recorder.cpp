@@ -214,8 +214,14 @@ void Recorder::experts(const Expert& expert, const std::shared_ptr<ExpertTable>&
     problem.out = part<float>(out, rows * x.width, "experts: output");
     problem.row_kernels = row_kernels_;
     problem.vector_kernels = vector_kernels_;
+    problem.layer = layer;
     program_->keep(routed);
-    program_->add([problem, table](Worker& worker, const Window& window) { tandem::experts(worker, problem, window); });
+    program_->add([problem, table, program = program_.get()](Worker& worker, const Window& window) {
+        ExpertsProblem now = problem;
+        now.linked = table->linked();
+        tandem::experts(worker, now, window);
+        if (now.linked && now.linked->lost()) program->interrupt();
+    });
 }
 
 }  // namespace tandem

@@ -82,7 +82,10 @@ void down_tiles(Worker& worker, const ExpertsProblem& p, Fn&& fn) {
 }  // namespace
 
 void experts(Worker& worker, const ExpertsProblem& p, const Window& window) {
+    const bool asks = p.linked && *p.routed.num_linked > 0;
+    if (asks && worker.index() == 0) p.linked->ask(p);
     hidden_rows(worker, p, int64_t{window.num_rows} * p.routed.top_k);
+    if (asks) worker.barrier([&] { p.linked->collect(p); });
     down_tiles(worker, p, [&](int64_t r0, int num_rows) {
         for (int64_t row = 0; row < window.num_rows; row++) combine(p, row, r0, num_rows);
     });

@@ -5,6 +5,7 @@
 // Where an expert's bytes lie does not matter, nor which rows use it in the same run.
 #pragma once
 #include "ops/activations.h"
+#include "ops/linked_rows.h"
 #include "ops/routed.h"
 #include "ops/vector.h"
 #include "ops/window.h"
@@ -34,6 +35,8 @@ struct ExpertsProblem {
     float* out;                      // [rows, hidden]
     const quant::RowKernels* row_kernels;
     const VectorKernels* vector_kernels;
+    int layer;
+    LinkedRows* linked;  // asked for the rows of the list's linked experts; or null where it has none
 };
 
 void experts(Worker& worker, const ExpertsProblem& problem, const Window& window);

@@ -44,17 +44,18 @@ void sort_by_expert(const RouteProblem& p, int64_t pairs) {
     const Routed& routed = p.routed;
     std::fill_n(routed.counts, p.num_experts, 0);
     for (int64_t pair = 0; pair < pairs; pair++) routed.counts[routed.ids[pair]]++;
-    int32_t first = 0, used = 0;
+    int32_t first = 0, used = 0, linked = 0;
     for (int expert = 0; expert < p.num_experts; expert++) {
         const int32_t count = routed.counts[expert];
         routed.counts[expert] = first;
         if (count == 0) continue;
         const ExpertTable::Found found = p.table->find(p.layer, expert);
-        p.table->count(p.layer, expert, found.resident, count);
-        routed.experts[used++] = {found.blob, expert, first, count};
+        p.table->count(p.layer, expert, found.tier, count);
+        (found.tier == Tier::linked ? routed.linked(linked++) : routed.experts[used++]) = {found.blob, expert, first, count};
         first += count;
     }
     *routed.num_experts = used;
+    *routed.num_linked = linked;
     for (int64_t pair = 0; pair < pairs; pair++) {
         const int32_t place = routed.counts[routed.ids[pair]]++;
         routed.order[place] = static_cast<int32_t>(pair);

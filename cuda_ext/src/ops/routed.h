@@ -24,9 +24,13 @@ struct Routed {
     int32_t* order;        // [pairs] pairs by expert, tokens rising within one
     int32_t* places;       // [pairs] the inverse: where a pair stands in `order`
     int32_t* counts;       // [experts] scratch
-    ExpertRows* experts;   // [min(experts, pairs)] those in use, by id
+    ExpertRows* experts;   // [min(experts, pairs)] those in use: from the front, by id, those computed here
     int32_t* num_experts;  // how many of them
+    int32_t* num_linked;   // how many another engine computes; they stand at the end of `experts`
+    int capacity;          // of `experts`
     int top_k;
+
+    ExpertRows& linked(int index) const { return experts[capacity - 1 - index]; }
 
     // Carves the parts out of one piece of memory; appliance/memory/workspace.py knows the same sizes.
     static Routed in(const View& memory, int max_rows, int top_k, int num_experts);
@@ -42,13 +46,15 @@ inline Routed Routed::in(const View& memory, int max_rows, int top_k, int num_ex
         return part;
     };
     Routed routed{};
-    routed.num_experts = reinterpret_cast<int32_t*>(take(sizeof(int32_t)));
+    routed.num_experts = reinterpret_cast<int32_t*>(take(2 * sizeof(int32_t)));
+    routed.num_linked = routed.num_experts + 1;
     routed.ids = reinterpret_cast<int32_t*>(take(pairs * sizeof(int32_t)));
     routed.weights = reinterpret_cast<float*>(take(pairs * sizeof(float)));
     routed.order = reinterpret_cast<int32_t*>(take(pairs * sizeof(int32_t)));
     routed.places = reinterpret_cast<int32_t*>(take(pairs * sizeof(int32_t)));
     routed.counts = reinterpret_cast<int32_t*>(take(num_experts * sizeof(int32_t)));
-    routed.experts = reinterpret_cast<ExpertRows*>(take(std::min<size_t>(num_experts, pairs) * sizeof(ExpertRows)));
+    routed.capacity = static_cast<int>(std::min<size_t>(num_experts, pairs));
+    routed.experts = reinterpret_cast<ExpertRows*>(take(routed.capacity * sizeof(ExpertRows)));
     routed.top_k = top_k;
     require(used <= memory.nbytes,
             "the routed list needs " + std::to_string(used) + " bytes, but got " + std::to_string(memory.nbytes));
