@@ -42,6 +42,24 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class ElasticConfig:
+    """How two lanes share two cards: the helper sleeps while there is one request at a time."""
+
+    hold_s: float = 60.0
+    """The helper falls asleep when for so long there were no two requests at once."""
+    wake_limit_s: float = 30.0
+    """A wake that takes longer has failed."""
+    bar_s: float = 60.0
+    """After a failed wake the helper is left alone for so long."""
+    hold_threads: int = 0
+    """Threads of the lead's pool that sit out while the helper is awake: its cores."""
+    peer: bool = True
+    """The lead uses the second card while the helper sleeps."""
+    link: bool = True
+    """Both compute the other's rows while both are awake."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeskConfig:
     """Immutable; made once and passed to `Desk`."""
 
@@ -52,3 +70,5 @@ class DeskConfig:
     max_queue: int = 64
     """Requests that may wait."""
     limits: Limits = field(default_factory=Limits)
+    elastic: ElasticConfig | None = None
+    """None: both lanes are always awake, and know nothing of each other."""

@@ -55,7 +55,7 @@ class Desk:
     def __init__(self, config: DeskConfig) -> None:
         self._config = config
         self._argv = {lane.name: lane.argv for lane in config.lanes}
-        self._state = DeskState([(lane.name, lane.card) for lane in config.lanes], config.max_queue, config.limits)
+        self._state = DeskState([(lane.name, lane.card) for lane in config.lanes], config.max_queue, config.limits, config.elastic)
         self._status = self._state.status({})
         self._published_s = 0.0
         self._mailbox: queue.SimpleQueue[Input | _Call] = queue.SimpleQueue()

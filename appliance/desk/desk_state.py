@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from appliance.desk.actions import Action, Deliver, StartLoader, StopLoader
-from appliance.desk.config import Limits
+from appliance.desk.config import ElasticConfig, Limits
 from appliance.desk.inputs import (
     Cancel,
     Drain,
@@ -25,6 +25,7 @@ from appliance.desk.inputs import (
     Tick,
 )
 from appliance.desk.lane import Lane, longest_prefix_lane
+from appliance.desk.pair import Pair
 from appliance.desk.queue import WaitingLine
 from appliance.desk.status import Counters, DeskStatus, Phase
 from appliance.errors import CapacityError, ContextLengthError, EngineDiedError, NotReadyError, RequestError, TandemError
@@ -36,9 +37,10 @@ _LONGEST_RETRY_S = 60
 class DeskState:
     """Confined to the desk thread. `now` is a monotonic clock's, in seconds."""
 
-    def __init__(self, lanes: Sequence[tuple[str, str]], max_queue: int, limits: Limits) -> None:
-        """`lanes`: (name, card), the lead first."""
+    def __init__(self, lanes: Sequence[tuple[str, str]], max_queue: int, limits: Limits, elastic: ElasticConfig | None = None) -> None:
+        """`lanes`: (name, card), the lead first; `elastic` needs two."""
         self._lanes = {name: Lane(name, card, limits) for name, card in lanes}
+        self._pair = None if elastic is None else _pair_of(list(self._lanes.values()), elastic)
         self._line = WaitingLine(max_queue)
         self._counters = Counters()
         self._complete: set[str] = set()
@@ -65,6 +67,9 @@ class DeskState:
         actions += self._end_drain(now)
         actions += self._give_up()
         actions += self._route(now)
+        if self._pair is not None and not self._drains:
+            actions += self._pair.step(len(self._line), now)
+            actions += self._route(now)  # a helper that was about to fall asleep may take the next request at once
         actions += [Deliver(queued) for queued in self._line.tell_places()]
         for action in actions:
             if isinstance(action, Deliver):
@@ -77,6 +82,8 @@ class DeskState:
     def next_timer_s(self) -> float | None:
         """When `handle(Tick())` is due, if nothing else happens before."""
         times = [lane.next_timer_s for lane in self._lanes.values()] + [self._drain_until]
+        if self._pair is not None and not self._drains:
+            times.append(self._pair.next_timer_s(len(self._line)))
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -96,10 +103,12 @@ class DeskState:
     def _take(self, happened: Input, now: float) -> list[Action]:
         match happened:
             case Submit():
-                return self._submit(happened.request)
+                return self._submit(happened.request, now)
             case Cancel():
                 return self._cancel(happened, now)
             case EngineSaid():
+                if self._pair is not None:
+                    self._pair.hear(happened.lane, happened.line, now)
                 return self._lanes[happened.lane].hear(happened.line, now)
             case EngineEnded():
                 return self._lanes[happened.lane].end(happened.ending, now)
@@ -114,9 +123,9 @@ class DeskState:
 
     # Requests
 
-    def _submit(self, request: Generate) -> list[Action]:
+    def _submit(self, request: Generate, now: float) -> list[Action]:
         try:
-            self._check(request)
+            self._check(request, now)
         except CapacityError:
             self._counters = replace(self._counters, rejected=self._counters.rejected + 1)
             raise
@@ -124,7 +133,7 @@ class DeskState:
         self._line.append(request)
         return []
 
-    def _check(self, request: Generate) -> None:
+    def _check(self, request: Generate, now: float) -> None:
         if self.phase is not Phase.READY:
             raise self._not_ready()
         if request.id in self._line or any(lane.run and lane.run.request.id == request.id for lane in self._lanes.values()):
@@ -132,7 +141,8 @@ class DeskState:
         context = self._context()
         if context is not None and len(request.prompt) > context:
             raise ContextLengthError(f"the prompt has {len(request.prompt)} tokens and the context holds {context}; shorten it")
-        if not any(lane.is_idle for lane in self._lanes.values()):
+        is_wake_coming = self._pair is not None and len(self._line) == 0 and self._pair.can_wake(now)
+        if not is_wake_coming and not self._idle_lanes():
             self._line.check_room()
 
     def _not_ready(self) -> NotReadyError:
@@ -161,11 +171,16 @@ class DeskState:
     def _route(self, now: float) -> list[Action]:
         actions: list[Action] = []
         while (head := self._line.head) is not None:
-            lane = longest_prefix_lane(list(self._lanes.values()), head.prompt)
+            lane = longest_prefix_lane(self._idle_lanes(), head.prompt)
             if lane is None:
                 break
             actions += lane.assign(self._line.remove(head.id), now)
         return actions
+
+    def _idle_lanes(self) -> list[Lane]:
+        """Those that may get a request now."""
+        pair = self._pair
+        return [lane for lane in self._lanes.values() if lane.is_idle and (pair is None or pair.may_route(lane))]
 
     def _give_up(self) -> list[Action]:
         """Those who wait for lanes that will never come back are told so."""
@@ -231,6 +246,7 @@ class DeskState:
             lanes=tuple(lane.status(pids.get(lane.name)) for lane in self._lanes.values()),
             queue_length=len(self._line),
             counters=self._counters,
+            pair=self._pair.status() if self._pair is not None else None,
         )
 
     def _reason(self) -> str | None:
@@ -267,8 +283,15 @@ class DeskState:
         ended = count.finished + count.cancelled + count.failed
         if count.accepted != ended + running + len(self._line):
             raise RuntimeError(f"{count.accepted} accepted, but {ended} ended + {running} running + {len(self._line)} waiting")
-        if len(self._line) and any(lane.is_idle for lane in self._lanes.values()):
+        if self._pair is not None:
+            self._pair.check_integrity()
+        if len(self._line) and self._idle_lanes():
             raise RuntimeError(f"{len(self._line)} wait although a lane is idle")
+
+
+def _pair_of(lanes: Sequence[Lane], elastic: ElasticConfig) -> Pair:
+    lead, helper = lanes
+    return Pair(lead, helper, elastic)
 
 
 def _terminal(request_id: str, reason: FinishReason, error: TandemError | None) -> Deliver:

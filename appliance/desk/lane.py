@@ -131,6 +131,10 @@ class Lane:
         self._enter(LaneState.STOPPING)
         return [ended, StopEngine(self.name)]
 
+    def replace_engine(self, why: str) -> list[Action]:
+        """Kills an engine that takes requests; a new one follows. A running request ends with an error."""
+        return self._kill(why)
+
     def fail(self, reason: str) -> None:
         """There will be no engine here; the lane waits for one."""
         self.reason = reason

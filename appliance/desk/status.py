@@ -73,6 +73,30 @@ class Counters:
     generated_tokens: int = 0
 
 
+class PairPhase(StrEnum):
+    ASLEEP = "asleep"
+    """One request at a time: the lead has both cards."""
+    WAKING = "waking"
+    AWAKE = "awake"
+    """Two requests at a time."""
+    FALLING_ASLEEP = "falling_asleep"
+
+
+@dataclass(frozen=True, slots=True)
+class PairStatus:
+    phase: PairPhase
+    wakes: int
+    failed_wakes: int
+    barred_s: float
+    """How long a failed wake keeps the helper from being woken again; 0: it may be."""
+    reason: str | None
+    """Why the last wake failed."""
+    detach_s: float | None
+    """Of the last wake: until the lead had given the second card back."""
+    wake_s: float | None
+    """Of the last wake: until the helper took requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeskStatus:
     phase: Phase
@@ -85,6 +109,8 @@ class DeskStatus:
     lanes: tuple[LaneStatus, ...]
     queue_length: int
     counters: Counters
+    pair: PairStatus | None = None
+    """None: the lanes do not share their cards."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings."""

@@ -1,0 +1,277 @@
+"""When the helper sleeps and wakes, and what both engines are told for it. Pure: takes what happened, returns lines to send.
+
+    asleep   the lead uses the second card as its peer tier, the helper holds no expert slots
+    awake    both serve; each computes the other's rows
+
+There is one goal, asleep or awake, and for each engine what it has been told and has answered. After every input each engine gets
+the next line that brings it nearer to the goal, one at a time. So a transition may be turned round at any point, and an engine that
+died in the middle of one begins at its start. Two rules hold at any time, whatever fails:
+
+* the slots of the second card belong to one engine: the helper is told to take them only when the lead is known to have given
+  them back (or has no process), and the other way round;
+* rows are asked only of an engine that holds its slots.
+
+A wake that fails is undone in the same way, and the helper is barred for a while: the request goes to the lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from appliance.desk.actions import Action, SendLine
+from appliance.desk.config import ElasticConfig
+from appliance.desk.lane import Lane
+from appliance.desk.lane_state import LaneState
+from appliance.desk.lines import ControlAnswer, ControlError, EngineLine
+from appliance.desk.status import PairPhase, PairStatus
+from appliance.protocol import Reply, Word, line
+from appliance.units import MIB
+
+_WITHOUT_PROCESS = frozenset({LaneState.WAITING, LaneState.STARTING, LaneState.DEAD, LaneState.FAILED, LaneState.STOPPED})
+"""An engine starts without slots on the second card, so a starting one holds none either."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One control line, and what its answer makes true."""
+
+    word: Word
+    argument: str
+    reply: Reply
+    memory: bool | None = None
+    held: int | None = None
+    serving: bool | None = None
+
+
+@dataclass(slots=True)
+class _Side:
+    """One engine, as it has answered."""
+
+    lane: Lane
+    is_up: bool = False
+    may_hold: bool = False
+    """It may have slots on the second card."""
+    has_memory: bool = False
+    """It has said that it has them."""
+    held: int = 0
+    serving: bool = False
+    pending: _Order | None = None
+    pending_since: float = 0.0
+    retry_at: float = 0.0
+    """Nothing is told it before, because it refused something."""
+
+    def forget(self) -> None:
+        """The engine takes no lines any more."""
+        self.is_up = self.has_memory = self.serving = False
+        self.held = 0
+        self.pending = None
+        self.retry_at = 0.0
+
+    def is_free(self, now: float) -> bool:
+        return self.is_up and self.pending is None and now >= self.retry_at
+
+
+class Pair:
+    """Confined to the desk thread."""
+
+    def __init__(self, lead: Lane, helper: Lane, config: ElasticConfig) -> None:
+        self._lead = _Side(lead)
+        self._helper = _Side(helper)
+        self._config = config
+        self._wants_awake = False
+        self._used_at = float("-inf")
+        """When two requests were there last."""
+        self._wake_began = 0.0
+        self._barred_until = float("-inf")
+        self._now = 0.0
+        """Of the last step."""
+        self._status = PairStatus(PairPhase.ASLEEP, 0, 0, 0.0, None, None, None)
+
+    def may_route(self, lane: Lane) -> bool:
+        """Whether an idle lane may get a request now."""
+        return lane is not self._helper.lane or self._is_helper_awake
+
+    def can_wake(self, now: float) -> bool:
+        return not self._wants_awake and now >= self._barred_until and self._helper.is_up and self._helper.lane.is_idle
+
+    @property
+    def _is_helper_awake(self) -> bool:
+        """It has its slots, and has not been told to give them back."""
+        order = self._helper.pending
+        return self._wants_awake and self._helper.has_memory and not (order is not None and order.memory is False)
+
+    def hear(self, lane_name: str, said: EngineLine, now: float) -> None:
+        """Takes in what an engine says; anything but an answer to an order is none of its business."""
+        side = self._lead if lane_name == self._lead.lane.name else self._helper
+        order = side.pending
+        if order is None:
+            return
+        if isinstance(said, ControlAnswer) and said.text.partition(" ")[0] == order.reply:
+            side.pending = None
+            self._obeyed(side, order, now)
+        elif isinstance(said, ControlError) and said.text.startswith(f"{order.word}: "):
+            side.pending = None
+            self._refused(side, order, said.text, now)
+
+    def step(self, num_waiting: int, now: float) -> list[Action]:
+        """After every input, behind routing: `num_waiting` requests found no lane."""
+        self._look(num_waiting, now)
+        actions = self._replace_silent(now)
+        if self._wants_awake:
+            self._check_wake(now)
+        if self._wants_awake and self._is_sleep_due(num_waiting, now):
+            self._wants_awake = False
+        if num_waiting and self.can_wake(now):
+            self._wake(now)
+        return actions + self._next_orders(now)
+
+    def next_timer_s(self, num_waiting: int) -> float | None:
+        """When `step` is due, if nothing else happens before."""
+        times = [side.retry_at for side in (self._lead, self._helper) if side.is_up and side.retry_at > 0]
+        times += [side.pending_since + self._config.wake_limit_s for side in (self._lead, self._helper) if side.pending is not None]
+        if self._wants_awake:
+            times.append(self._used_at + self._config.hold_s if self._helper.has_memory else self._wake_began + self._config.wake_limit_s)
+        elif num_waiting:
+            times.append(self._barred_until)
+        return min((time for time in times if time > self._now), default=None)
+
+    @property
+    def phase(self) -> PairPhase:
+        if self._wants_awake:
+            return PairPhase.AWAKE if self._is_helper_awake else PairPhase.WAKING
+        return PairPhase.FALLING_ASLEEP if self._helper.may_hold else PairPhase.ASLEEP
+
+    def status(self) -> PairStatus:
+        return replace(self._status, phase=self.phase, barred_s=round(max(0.0, self._barred_until - self._now), 1))
+
+    # What happens
+
+    def _look(self, num_waiting: int, now: float) -> None:
+        self._now = now
+        for side in (self._lead, self._helper):
+            if side.is_up and not side.lane.takes_requests:
+                if side is self._helper and self._wants_awake:
+                    self._give_up_wake("the helper's engine ended", now, is_failure=not side.has_memory)
+                side.forget()
+            if side.lane.state in _WITHOUT_PROCESS:
+                side.may_hold = False
+            side.is_up = side.lane.takes_requests
+            if 0 < side.retry_at <= now:
+                side.retry_at = 0.0
+        if num_waiting or (self._lead.lane.run is not None and self._helper.lane.run is not None):
+            self._used_at = now
+
+    def _obeyed(self, side: _Side, order: _Order, now: float) -> None:
+        if order.memory is not None:
+            side.has_memory = side.may_hold = order.memory
+        if order.held is not None:
+            side.held = order.held
+        if order.serving is not None:
+            side.serving = order.serving
+        if order.word is Word.PEER_DETACH:
+            self._status = replace(self._status, detach_s=round(now - self._wake_began, 4))
+        if side is self._helper and order.memory:
+            self._status = replace(self._status, wakes=self._status.wakes + 1, wake_s=round(now - self._wake_began, 4))
+            self._used_at = now
+
+    def _refused(self, side: _Side, order: _Order, text: str, now: float) -> None:
+        """A refused line has changed nothing (`docs/protocol.md`)."""
+        _log.warning("an engine refused a line of the pair", lane=side.lane.name, text=text)
+        side.may_hold = side.has_memory
+        side.retry_at = now + self._config.bar_s
+        if self._wants_awake and order.memory is not None:
+            self._give_up_wake(text, now, is_failure=True)
+
+    def _wake(self, now: float) -> None:
+        self._wants_awake = True
+        self._wake_began = self._used_at = now
+        self._lead.retry_at = self._helper.retry_at = 0.0
+        _log.info("the helper is woken")
+
+    def _check_wake(self, now: float) -> None:
+        if not self._helper.has_memory and now - self._wake_began >= self._config.wake_limit_s:
+            self._give_up_wake(f"it took longer than {self._config.wake_limit_s:g} s", now, is_failure=True)
+
+    def _give_up_wake(self, reason: str, now: float, *, is_failure: bool) -> None:
+        self._wants_awake = False
+        if is_failure:
+            self._barred_until = now + self._config.bar_s
+            self._status = replace(self._status, failed_wakes=self._status.failed_wakes + 1, reason=reason)
+            _log.warning("the helper was not woken", reason=reason, barred_s=self._config.bar_s)
+
+    def _is_sleep_due(self, num_waiting: int, now: float) -> bool:
+        is_idle = self._helper.has_memory and self._helper.lane.is_idle and self._lead.is_up
+        return is_idle and num_waiting == 0 and now - self._used_at >= self._config.hold_s
+
+    def _replace_silent(self, now: float) -> list[Action]:
+        """An engine without a request that does not answer hangs, and nobody knows what memory it holds."""
+        actions: list[Action] = []
+        for side in (self._lead, self._helper):
+            is_late = side.pending is not None and now - side.pending_since >= self._config.wake_limit_s
+            if side.pending is not None and is_late and side.lane.is_idle:
+                word = side.pending.word
+                side.pending = None
+                actions += side.lane.replace_engine(f"engine {side.lane.name} did not answer {word} within {self._config.wake_limit_s:g} s")
+        if actions:
+            self._look(0, now)
+        return actions
+
+    # What engines are told
+
+    def _next_orders(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for side, orders in ((self._lead, self._lead_orders), (self._helper, self._helper_orders)):
+            order = next(iter(orders()), None) if side.is_free(now) else None
+            if order is None:
+                continue
+            side.pending, side.pending_since = order, now
+            side.may_hold |= bool(order.memory)
+            actions.append(SendLine(side.lane.name, line(order.word, *([order.argument] if order.argument else []))))
+        return actions
+
+    def _lead_orders(self) -> Sequence[_Order]:
+        lead, helper = self._lead, self._helper
+        orders: list[_Order] = []
+        held = self._config.hold_threads if self._wants_awake or helper.may_hold else 0
+        serving = self._config.link and self._wants_awake and helper.has_memory
+        if lead.serving and not serving:
+            orders.append(_serve(False))
+        if lead.may_hold and self._wants_awake:
+            orders.append(_Order(Word.PEER_DETACH, "", Reply.PEER, memory=False))
+        if lead.held != held:
+            orders.append(_Order(Word.POOL_HOLD, str(held), Reply.HOLD, held=held))
+        if self._config.peer and not lead.has_memory and not self._wants_awake and not helper.may_hold:
+            orders.append(_Order(Word.PEER_ATTACH, "", Reply.PEER, memory=True))
+        if serving and not lead.serving:
+            orders.append(_serve(True))
+        return orders
+
+    def _helper_orders(self) -> Sequence[_Order]:
+        lead, helper = self._lead, self._helper
+        serving = self._config.link and self._wants_awake and helper.has_memory
+        if helper.serving and not serving:
+            return [_serve(False)]
+        if helper.may_hold and not self._wants_awake:
+            return [_Order(Word.VRAM, str(self._slots_mib()), Reply.VRAM, memory=False)] if helper.lane.is_idle else []
+        if self._wants_awake and not helper.has_memory and not lead.may_hold:
+            return [_Order(Word.VRAM, "", Reply.VRAM, memory=True)]
+        return [_serve(True)] if serving and not helper.serving else []
+
+    def _slots_mib(self) -> int:
+        """All of the helper's slots."""
+        ready = self._helper.lane.ready
+        return -(-ready.plan_bytes.get("expert slots", 0) // MIB) if ready is not None else 0
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError when both engines may have slots on the second card."""
+        if self._lead.may_hold and self._helper.may_hold and self._config.peer:
+            raise RuntimeError("both engines may hold slots of the second card")
+
+
+def _serve(serving: bool) -> _Order:
+    return _Order(Word.LINK_SERVE, str(int(serving)), Reply.LINK, serving=serving)
