@@ -8,4 +8,6 @@
 #include "device/dynamic_shared.cuh"
 #include "device/mma.cuh"
 #include "device/order.cuh"
+#include "device/permute.cuh"
+#include "device/shared_address.cuh"
 #include "device/staged_copy.cuh"

@@ -150,10 +150,8 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
     unsigned result = 0;
     for (int i = 0; i < 4; i++) {
-        const unsigned nibble = selector >> (4 * i) & 15;
-        unsigned byte = static_cast<unsigned>(bytes >> (8 * (nibble & 7))) & 255;
-        if (nibble & 8) byte = byte & 128 ? 255 : 0;
-        result |= byte << (8 * i);
+        const unsigned source = selector >> (4 * i) & 7;  // a fourth bit is not looked at, unlike by the instruction
+        result |= (static_cast<unsigned>(bytes >> (8 * source)) & 255) << (8 * i);
     }
     return result;
 }

@@ -1,7 +1,7 @@
 // Whole arrays of blocks: their values, and the search for one that cannot be computed with.
 #include <algorithm>
 
-#include "quant/arithmetic.h"
+#include "quant/dequantise.h"
 #include "quant/row.h"
 #include "quant/types.h"
 
@@ -32,13 +32,8 @@ template <class T>
 void dequantise_blocks(const void* data, int64_t num_values, float* out) {
     const auto* blocks = static_cast<const typename T::Block*>(data);
     constexpr int per_block = T::block_values / kBlock;
-    for (int64_t b = 0; b < num_values / kBlock; b++, out += kBlock) {
-        const Block32 block = T::decode(blocks[b / per_block], static_cast<int>(b % per_block));
-        for (int i = 0; i < kBlock; i++) {
-            const float product = mul(mul(block.d, static_cast<float>(block.scale[i / 16])), static_cast<float>(block.w[i]));
-            out[i] = T::has_minima ? add(product, mul(block.m, static_cast<float>(block.minimum[i / 16]))) : product;
-        }
-    }
+    for (int64_t b = 0; b < num_values / kBlock; b++, out += kBlock)
+        dequantise_block<T>(blocks[b / per_block], static_cast<int>(b % per_block), out);
 }
 
 }  // namespace

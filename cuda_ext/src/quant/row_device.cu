@@ -7,11 +7,11 @@ namespace tandem::quant {
 namespace {
 
 template <class T>
-__device__ __forceinline__ void dot_type(const SharedDots& p, int lane) {
-    if (p.num_inputs == 1)
-        dot_one<T>(p, lane);
+__device__ __forceinline__ void dot_type(const SharedDots& p) {
+    if (p.num_inputs() == 1)
+        dot_one<T>(p);
     else
-        dot_several<T>(p, lane);
+        dot_several<T>(p);
 }
 
 // Entry i of a table of eight-byte entries: words 2 i and 2 i + 1.
@@ -37,11 +37,11 @@ __device__ __forceinline__ void fill_fours(const uint16_t* grid, int num_entries
 
 }  // namespace
 
-__device__ void dot_shared_rows(Type type, SharedDots p, int lane) {
+__device__ void dot_shared_rows(Type type, SharedDots p) {
     switch (type) {
 #define TANDEM_CASE(name, number) \
     case Type::name:              \
-        return dot_type<name>(p, lane);
+        return dot_type<name>(p);
         TANDEM_QUANT_TYPES(TANDEM_CASE)
 #undef TANDEM_CASE
     }

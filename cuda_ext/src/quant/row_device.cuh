@@ -10,7 +10,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "device/dynamic_shared.cuh"
+#include "device/shared_address.cuh"
 #include "quant/arithmetic.h"
 #include "quant/row.h"
 #include "quant/table_bytes.h"
@@ -27,7 +27,7 @@ struct RowDots {
     // (a copy by aligned_span has it so); up to 3 bytes on both sides of the rows are read and not used.
     const uint8_t* weights;
     uint32_t row_bytes;
-    int num_rows;    // any
+    int num_rows;    // up to 65,535
     int columns;     // a multiple of 32; any number for F32, F16, BF16
     int num_inputs;  // 1..8
     // Input rows: `groups` [rows, ceil(columns / 256)] for quantised weights, `values` [rows, columns] for F32, F16, BF16; the
@@ -41,43 +41,47 @@ struct RowDots {
     uint32_t input_rows = kAllInputs;
 };
 
-// RowDots with 32-bit places in the dynamic shared memory, so that the compiler knows what is shared.
+// What the function of a type gets: RowDots as twelve words, which are passed in registers. `weights`, `inputs` (groups or
+// values) and `table` are addresses of shared memory.
 struct SharedDots {
-    int weights;
+    uint32_t counts;  // rows | inputs << 16 | lane << 24
+    uint32_t weights;
     uint32_t row_bytes;
-    int num_rows;
     int columns;
-    int num_inputs;
-    int inputs;  // groups or values
-    int table;
+    uint32_t inputs;
+    uint32_t table;
     float* out;
     uint32_t out_stride;
     uint32_t input_rows;
 
+    __device__ __forceinline__ int num_rows() const { return static_cast<int>(counts & 0xffff); }
+    __device__ __forceinline__ int num_inputs() const { return static_cast<int>(counts >> 16 & 255); }
+    __device__ __forceinline__ int lane() const { return static_cast<int>(counts >> 24); }
+    __device__ __forceinline__ int num_groups() const { return (columns + kSuper - 1) / kSuper; }
+    __device__ __forceinline__ uint32_t input_row(int input) const { return input_rows >> 4 * input & 15; }
+
     __device__ __forceinline__ const uint8_t* row(int index) const {
-        return device::dynamic_shared() + weights + index * static_cast<int>(row_bytes);
+        return device::shared_pointer(weights + static_cast<uint32_t>(index) * row_bytes);
     }
     __device__ __forceinline__ const ActGroup* groups(int input) const {
-        return reinterpret_cast<const ActGroup*>(device::dynamic_shared() + inputs) + input_row(input) * num_groups();
+        const auto groups_bytes = static_cast<uint32_t>(num_groups() * sizeof(ActGroup));
+        return reinterpret_cast<const ActGroup*>(device::shared_pointer(inputs + input_row(input) * groups_bytes));
     }
     __device__ __forceinline__ const float* values(int input) const {
-        return reinterpret_cast<const float*>(device::dynamic_shared() + inputs) + input_row(input) * columns;
+        const auto values_bytes = static_cast<uint32_t>(columns * sizeof(float));
+        return reinterpret_cast<const float*>(device::shared_pointer(inputs + input_row(input) * values_bytes));
     }
-    __device__ __forceinline__ int input_row(int input) const { return static_cast<int>(input_rows >> 4 * input & 15); }
-    __device__ __forceinline__ int num_groups() const { return (columns + kSuper - 1) / kSuper; }
 };
 
-__device__ void dot_shared_rows(Type type, SharedDots p, int lane);
+__device__ void dot_shared_rows(Type type, SharedDots p);
 
 // All 32 lanes call together.
 __device__ __forceinline__ void dot_rows(Type type, const RowDots& p, int lane) {
-    const unsigned char* base = device::dynamic_shared();
-    const auto place = [base](const void* at) { return static_cast<int>(static_cast<const unsigned char*>(at) - base); };
     const bool wants_values = type == Type::F32 || type == Type::F16 || type == Type::BF16;
     const void* inputs = wants_values ? static_cast<const void*>(p.values) : p.groups;
-    const SharedDots dots = {place(p.weights), p.row_bytes,    p.num_rows, p.columns,    p.num_inputs,
-                             place(inputs),    place(p.table), p.out,      p.out_stride, p.input_rows};
-    dot_shared_rows(type, dots, lane);
+    dot_shared_rows(
+        type, {static_cast<uint32_t>(p.num_rows | p.num_inputs << 16 | lane << 24), device::shared_address(p.weights), p.row_bytes,
+               p.columns, device::shared_address(inputs), device::shared_address(p.table), p.out, p.out_stride, p.input_rows});
 }
 
 // Fills `table` (shared, 16-byte aligned, table_bytes(type) bytes). All threads of the block call; a barrier must follow.

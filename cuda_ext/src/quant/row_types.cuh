@@ -6,28 +6,28 @@ namespace tandem::quant {
 
 // By one input row, and by 2 to 8.
 template <class T>
-__device__ void dot_one(SharedDots p, int lane);
+__device__ void dot_one(SharedDots p);
 template <class T>
-__device__ void dot_several(SharedDots p, int lane);
+__device__ void dot_several(SharedDots p);
 
 }  // namespace tandem::quant
 
 // The two functions of a type, in exactly one file.
-#define TANDEM_DOT_BLOCKS(name)                                                                            \
-    template <>                                                                                            \
-    __device__ __noinline__ void tandem::quant::dot_one<tandem::quant::name>(SharedDots p, int lane) {     \
-        dot_blocks<name, 4, 1>(p, lane);                                                                   \
-    }                                                                                                      \
-    template <>                                                                                            \
-    __device__ __noinline__ void tandem::quant::dot_several<tandem::quant::name>(SharedDots p, int lane) { \
-        dot_blocks<name, 2, kMaxInputs>(p, lane);                                                          \
+#define TANDEM_DOT_BLOCKS(name)                                                     \
+    template <>                                                                     \
+    __device__ void tandem::quant::dot_one<tandem::quant::name>(SharedDots p) {     \
+        dot_blocks<name, 4, 1>(p);                                                  \
+    }                                                                               \
+    template <>                                                                     \
+    __device__ void tandem::quant::dot_several<tandem::quant::name>(SharedDots p) { \
+        dot_blocks<name, 2, kMaxInputs>(p);                                         \
     }
-#define TANDEM_DOT_FLOATS(name)                                                                            \
-    template <>                                                                                            \
-    __device__ __noinline__ void tandem::quant::dot_one<tandem::quant::name>(SharedDots p, int lane) {     \
-        dot_floats<name, 4, 1>(p, lane);                                                                   \
-    }                                                                                                      \
-    template <>                                                                                            \
-    __device__ __noinline__ void tandem::quant::dot_several<tandem::quant::name>(SharedDots p, int lane) { \
-        dot_floats<name, 2, kMaxInputs>(p, lane);                                                          \
+#define TANDEM_DOT_FLOATS(name)                                                     \
+    template <>                                                                     \
+    __device__ void tandem::quant::dot_one<tandem::quant::name>(SharedDots p) {     \
+        dot_floats<name, 4, 1>(p);                                                  \
+    }                                                                               \
+    template <>                                                                     \
+    __device__ void tandem::quant::dot_several<tandem::quant::name>(SharedDots p) { \
+        dot_floats<name, 2, kMaxInputs>(p);                                         \
     }

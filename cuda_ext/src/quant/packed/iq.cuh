@@ -57,7 +57,7 @@ struct Packed<IQ2_S> : ByWord<Packed<IQ2_S>> {
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t* table) {
         const uint32_t lower = load_word<2>(b + 2 + 4 * j), signs = load_word<2>(b + 34 + 4 * j), upper = b[66 + j];
-        const uint32_t index = byte_of(lower, k / 2) | (upper << (8 - 2 * (k / 2)) & 0x300);
+        const uint32_t index = join_bytes(lower, spread_pairs(upper), k / 2);
         return negate_bytes(half_entry(table, index, k), sign_mask(signs, k));
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
@@ -90,7 +90,7 @@ struct Packed<IQ3_S> : ByWord<Packed<IQ3_S>> {
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t* table) {
         const uint32_t lower = load_word<2>(b + 2 + 8 * j + 4 * (k / 4)), ninth = b[66 + j], signs = load_word<2>(b + 74 + 4 * j);
-        const uint32_t index = byte_of(lower, k % 4) | (ninth << (8 - k) & 0x100);
+        const uint32_t index = join_bytes(lower, spread_bits<0>(ninth, k / 4), k % 4);
         return entry(table, index) ^ sign_mask(signs, k);
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {

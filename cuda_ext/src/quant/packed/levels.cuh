@@ -22,15 +22,16 @@ struct NibblePair {
     uint32_t low, high;  // of the low and of the high nibbles of four bytes
 };
 
-// The levels of four nibbles, the lowest first: both halves of the table, then a choice by each nibble's highest bit.
+// The levels of four nibbles, the lowest first: both halves of the table, then a choice by each nibble's highest bit. Only the
+// lowest three bits of a nibble of `index` may be set.
 __device__ __forceinline__ uint32_t four_levels(const Levels& levels, uint32_t index, uint32_t choice) {
-    return __byte_perm(__byte_perm(levels.word[0], levels.word[1], index), __byte_perm(levels.word[2], levels.word[3], index),
-                       choice);
+    return device::permute(device::permute(levels.word[0], levels.word[1], index),
+                           device::permute(levels.word[2], levels.word[3], index), choice);
 }
 __device__ __forceinline__ NibblePair look_up(const Levels& levels, uint32_t nibbles) {
     const uint32_t index = nibbles & 0x77777777, choice = (nibbles >> 1 & 0x44444444) | 0x32103210;
     const uint32_t first = four_levels(levels, index, choice), last = four_levels(levels, index >> 16, choice >> 16);
-    return {__byte_perm(first, last, 0x6420), __byte_perm(first, last, 0x7531)};
+    return {device::permute(first, last, 0x6420), device::permute(first, last, 0x7531)};
 }
 
 template <>

@@ -12,6 +12,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "device/permute.cuh"
 #include "quant/block32.h"
 #include "quant/types.h"
 
@@ -73,13 +74,17 @@ __device__ __forceinline__ uint32_t spread_pairs(uint32_t byte) {
     const uint32_t halves = (byte | byte << 12) & 0x000f000f;
     return (halves | halves << 6) & kLowPairs;
 }
+// Byte k of `lower` and, above it, byte k of `upper`, whose highest bits are clear.
+__device__ __forceinline__ uint32_t join_bytes(uint32_t lower, uint32_t upper, int k) {
+    return device::permute(lower, upper, 0xcc40 + 0x11 * static_cast<uint32_t>(k));
+}
 __device__ __forceinline__ uint32_t byte_of(uint32_t x, int k) {
     return (x >> 8 * k) & 255;
 }
 
 // Bytes 0xff where bit 4k + i of `signs` is set, else 0.
 __device__ __forceinline__ uint32_t sign_mask(uint32_t signs, int k) {
-    return __byte_perm(((signs >> 4 * k) & 15) * 0x10204080u, 0, 0xba98);  // each byte's highest bit, repeated
+    return device::permute(((signs >> 4 * k) & 15) * 0x10204080u, 0, 0xba98);  // each byte's highest bit, repeated
 }
 // Negates the bytes under the mask; none of them is zero, so that nothing carries from one to the next.
 __device__ __forceinline__ uint32_t negate_bytes(uint32_t w, uint32_t mask) {
