@@ -267,10 +267,10 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card) {
     return plan;
 }
 
-void down_window(const DownProblem& p, const CardShape& card, cudaStream_t stream) {
+void down_window(const DownProblem& p, const CardShape& card, bool dependent, cudaStream_t stream) {
     const DownPlan plan = plan_down(p, card);
     const auto blocks = static_cast<unsigned>(plan.num_blocks);
-    device::launch({dim3(blocks), dim3(kWindowThreads), plan.shared_bytes, stream, true}, down_kernel, p, plan);
+    device::launch({dim3(blocks), dim3(kWindowThreads), plan.shared_bytes, stream, dependent}, down_kernel, p, plan);
 }
 
 }  // namespace tandem::cuda

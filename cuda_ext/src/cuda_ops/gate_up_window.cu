@@ -14,8 +14,9 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr int kStageRows = 3;       // of gate, and as many of up
-constexpr int kSharedPercent = 60;  // of a multiprocessor's, so that the next kernel's blocks find room while these still run
+constexpr int kStageRows = 3;             // of gate, and as many of up
+constexpr size_t kNormBytes = 64 * 1024;  // rows of more than this together are normed one after the other
+constexpr int kSharedPercent = 60;        // of a multiprocessor's, so that the next kernel's blocks find room while these still run
 
 // Rows of gate and up with the same numbers, some of one expert.
 struct RowPairs {
@@ -112,18 +113,21 @@ class GateUpItems {
     int end_;
 };
 
-__device__ void norm(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
+__device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
+    const int width = p.gate.columns, groups = (width + quant::kSuper - 1) / quant::kSuper;
     NormRows rows{};
-    rows.x = p.hidden;
     rows.gamma = p.gamma;
-    rows.width = p.gate.columns;
+    rows.width = width;
     rows.eps = p.eps;
-    rows.num_rows = p.num_rows;
-    rows.scratch = reinterpret_cast<float*>(shared + (plan.wants_values() ? plan.values : plan.rings));
     rows.inverse = reinterpret_cast<float*>(shared + plan.inverse);
-    rows.groups = plan.wants_groups() ? reinterpret_cast<quant::ActGroup*>(shared + plan.groups) : nullptr;
-    rows.values = plan.wants_values() ? rows.scratch : nullptr;
-    norm_rows(rows, threadIdx.x, kWindowThreads);
+    for (int first = 0; first < p.num_rows; first += plan.norm_rows) {
+        rows.x = p.hidden + first * width;
+        rows.num_rows = min(plan.norm_rows, p.num_rows - first);
+        if (plan.wants_groups()) rows.groups = reinterpret_cast<quant::ActGroup*>(shared + plan.groups) + first * groups;
+        if (plan.wants_values()) rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
+        rows.scratch = plan.wants_values() ? rows.values : reinterpret_cast<float*>(shared + plan.rings);
+        norm_rows(rows, threadIdx.x, kWindowThreads);
+    }
 }
 
 // Tells the host what it has to compute; one block calls it.
@@ -217,7 +221,9 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
     plan.results = pieces.take(kWindowWarps * kMaxWindowRows * 2 * kStageRows * sizeof(float));
     plan.rings = pieces.take(0);
     const size_t rows_bytes = p.gate.row_bytes + p.up.row_bytes;
-    const size_t scratch_bytes = plan.wants_values() ? 0 : p.num_rows * columns * sizeof(float);
+    const size_t value_bytes = columns * sizeof(float);
+    plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, p.num_rows));
+    const size_t scratch_bytes = plan.wants_values() ? 0 : plan.norm_rows * value_bytes;
     for (const size_t limit :
          {std::min(card.block_shared_bytes, card.card_shared_bytes * kSharedPercent / 100), card.block_shared_bytes}) {
         if (limit < plan.rings + scratch_bytes) continue;
@@ -231,10 +237,10 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
     return plan;
 }
 
-void gate_up_window(const GateUpProblem& p, const CardShape& card, cudaStream_t stream) {
+void gate_up_window(const GateUpProblem& p, const CardShape& card, bool dependent, cudaStream_t stream) {
     const GateUpPlan plan = plan_gate_up(p, card);
     const auto blocks = static_cast<unsigned>(plan.num_blocks);
-    device::launch({dim3(blocks), dim3(kWindowThreads), plan.shared_bytes, stream, true}, gate_up_kernel, p, plan);
+    device::launch({dim3(blocks), dim3(kWindowThreads), plan.shared_bytes, stream, dependent}, gate_up_kernel, p, plan);
 }
 
 }  // namespace tandem::cuda

@@ -32,6 +32,7 @@ struct GateUpProblem {
 // The grid, and offsets into a block's shared memory. The scratch of the norm lies where the rings will be.
 struct GateUpPlan {
     int32_t num_blocks;
+    int32_t norm_rows;       // rows that are normed at a time
     bool gate_wants_values;  // floats, else quantised input rows
     bool up_wants_values;
     uint32_t groups;
@@ -51,6 +52,7 @@ struct GateUpPlan {
 // Throws std::invalid_argument for problems that the card cannot hold.
 GateUpPlan plan_gate_up(const GateUpProblem& problem, const CardShape& card);
 
-void gate_up_window(const GateUpProblem& problem, const CardShape& card, cudaStream_t stream);
+// `dependent`: a programmatic dependent launch.
+void gate_up_window(const GateUpProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream);
 
 }  // namespace tandem::cuda
