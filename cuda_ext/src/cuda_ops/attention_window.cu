@@ -11,99 +11,104 @@ namespace tandem::cuda {
 
 namespace {
 
+constexpr int kMinQueries = 2;
 constexpr int kMaxQueries = 16;
+constexpr int kFewQueries = 4;  // smallest instance of head lengths known only at run time
 
 // Where a block is on its way through its spans.
 struct ChunkPlace {
-    int64_t span;
-    int64_t tile;  // first of the chunk
+    int span;
+    int tile;  // first of the chunk
 };
 
-template <class Value>
-__device__ __forceinline__ ChunkPlace next_chunk(const WindowBlock<Value>& block, const ChunkPlace& place) {
-    const int64_t tile = place.tile + block.chunk_tiles;
+template <class Block>
+__device__ __forceinline__ ChunkPlace next_chunk(const Block& block, const ChunkPlace& place) {
+    const int tile = place.tile + block.chunk_tiles;
     if (tile < (place.span + 1) * kSpanTiles && tile * kKvTile < block.end()) return {place.span, tile};
-    const int64_t span = place.span + gridDim.y;
+    const int span = place.span + static_cast<int>(gridDim.y);
     return {span, span * kSpanTiles};
 }
 
-// Queries into shared memory, the window's keys and values too where one of the block's spans holds them, states cleared.
-template <class Value>
-__device__ __forceinline__ void prepare_rows(const WindowBlock<Value>& block, const AttentionWindowProblem& p) {
-    const int dim = block.head_dim;
-    for (int q = block.warp; q < block.num_queries; q += block.num_warps) {
-        const int row = block.row_of(q);
-        turn_head(p.query + (int64_t{row} * p.query_heads + block.head_of(q)) * dim, p.query_gamma, p.eps,
-                  p.angles + (block.position + row) * (dim / 2), dim, block.lane, block.query + q * dim);
-    }
-    bool has_new = false;
-    for (int64_t span = block.position / kSpan; span < block.num_spans(); span++)
-        has_new = has_new || span % gridDim.y == blockIdx.y;
-    if (has_new) make_new_rows(block, p);
+// Whether one of the block's spans holds positions of the window.
+template <class Block>
+__device__ __forceinline__ bool has_new_rows(const Block& block) {
+    const auto first = static_cast<unsigned>(block.position / kSpan), last = static_cast<unsigned>(block.num_spans() - 1);
+    return first % gridDim.y == blockIdx.y || last % gridDim.y == blockIdx.y;
 }
 
-template <class Value>
-__device__ __forceinline__ void clear_states(const WindowBlock<Value>& block) {
-    for (int q = static_cast<int>(threadIdx.x); q < block.num_queries; q += static_cast<int>(blockDim.x))
-        block.states[q] = {-INFINITY, 0.0f};
+template <class Block>
+__device__ __forceinline__ void store_states(const Block& block, const WindowSpans& spans, int q, int span) {
+    if (block.exists(q) && block.sees_span(block.row_of(q), span))
+        spans.states[spans.index(block.row_of(q), block.head_of(q), span)] = block.states[q];
 }
 
-template <class Value>
-__device__ __forceinline__ void store_states(const WindowBlock<Value>& block, const WindowSpans& spans, int64_t span) {
-    for (int q = static_cast<int>(threadIdx.x); q < block.num_queries; q += static_cast<int>(blockDim.x))
-        if (block.sees_span(block.row_of(q), span))
-            spans.states[spans.index(block.row_of(q), block.head_of(q), span)] = block.states[q];
-}
-
-// Waits for the older of the two groups under way, and adds the window's own rows where they belong into the chunk.
-template <bool of_keys, class Value>
-__device__ __forceinline__ void finish_copy(const WindowBlock<Value>& block, int64_t first_tile) {
+// Waits for the older of the two groups of copies under way, for all threads.
+__device__ __forceinline__ void finish_copy() {
     device::copy_async_wait<1>();
     __syncthreads();
-    if ((first_tile + block.chunk_tiles) * kKvTile <= block.position) return;
-    splice_rows<of_keys>(block, first_tile);
-    __syncthreads();
 }
 
-template <class Value, int kQueries>
-__device__ __forceinline__ void attend_chunk(const WindowBlock<Value>& block, const AttentionWindowProblem& p,
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void attend_chunk(const WindowBlock<Value, kQueries, kDim>& block, const AttentionWindowProblem& p,
                                              const WindowSpans& spans, const ChunkPlace& place, const ChunkPlace& next) {
     const bool first = place.tile == place.span * kSpanTiles, last = next.span != place.span;
-    if (first) clear_states(block);
-    finish_copy<true>(block, place.tile);
-    score_chunk<kQueries>(block, p.scale, place.tile);
+    const bool has_new = (place.tile + block.chunk_tiles) * kKvTile > block.position;
+    if (first && block.thread() < kQueries) block.states[block.thread()] = {-INFINITY, 0.0f};
+    finish_copy();
+    if (has_new) {
+        put_rows<Value>(block, place.tile, block.keys, nullptr);
+        __syncthreads();
+    }
+    score_chunk(block, p.scale, place.tile);
     __syncthreads();
     start_chunk<true>(block, p.kv, next.tile);
     advance_chunk(block, place.tile);
-    if (block.part == 0) append_rows(block, p.kv, place.tile);
-    finish_copy<false>(block, place.tile);
-    const int64_t per_head = spans.num_spans * block.head_dim;
-    mix_chunk<kQueries>(block, place.tile, place.span,
-                        {first, last, spans.out_of(0, 0, place.span), per_head * p.query_heads, per_head});
-    if (last) store_states(block, spans, place.span);
+    finish_copy();
+    if (has_new) {
+        put_rows<Value>(block, place.tile, nullptr, block.values);
+        __syncthreads();
+    }
+    const int64_t per_head = spans.num_spans * block.head_dim();
+    mix_chunk(block, place.tile, place.span, {first, last, spans.out_of(0, 0, place.span), per_head * p.query_heads, per_head});
+    if (last && block.thread() < kQueries) store_states(block, spans, block.thread(), place.span);
     __syncthreads();
     start_chunk<false>(block, p.kv, next.tile);
 }
 
-template <class Value, int kQueries>
+// Those of the window's rows that the block's spans hold go into the cache.
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void append_rows(const WindowBlock<Value, kQueries, kDim>& block, const KvLayer& kv,
+                                            const ChunkPlace& place) {
+    const int64_t at = tile_at(block, kv, place.tile);
+    put_rows<Value>(block, place.tile, reinterpret_cast<Value*>(kv.keys) + at, reinterpret_cast<Value*>(kv.values) + at);
+}
+
+template <class Value, int kQueries, int kDim>
 __global__ void attention_window_kernel(const WindowArguments arguments) {
     const AttentionWindowProblem& p = arguments.problem;
-    const WindowBlock<Value> block = window_block<Value, kQueries>(arguments);
-    const int64_t num_spans = block.num_spans();
-    ChunkPlace place{blockIdx.y, int64_t{blockIdx.y} * kSpanTiles};
+    const auto block = window_block<Value, kQueries, kDim>(arguments);
+    const int num_spans = block.num_spans();
+    ChunkPlace place{static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.y) * kSpanTiles};
     if (place.span >= num_spans) return;
+    const bool has_new = has_new_rows(block);
     start_chunk<true>(block, p.kv, place.tile);
     start_chunk<false>(block, p.kv, place.tile);
     device::wait_prerequisites();
     device::launch_dependents();
-    prepare_rows(block, p);
+    turn_rows(block, p, has_new);
+    if (has_new) {
+        __syncthreads();
+        round_rows(block, p);
+    }
     const WindowSpans spans = WindowSpans::of(p);
+#pragma unroll 1
     while (place.span < num_spans) {
         const ChunkPlace next = next_chunk(block, place);
-        attend_chunk<Value, kQueries>(block, p, spans, place, next);
+        attend_chunk(block, p, spans, place, next);
+        if (has_new && block.part == 0) append_rows(block, p.kv, place);
         place = next;
     }
-    const auto num_blocks = static_cast<uint32_t>(num_spans < gridDim.y ? num_spans : gridDim.y);
+    const auto num_blocks = static_cast<uint32_t>(min(num_spans, static_cast<int>(gridDim.y)));
     if (!last_of_part(block, p.counters + blockIdx.x, num_blocks)) return;
     merge_spans(block, spans);
     finish_part(block, p);
@@ -111,20 +116,31 @@ __global__ void attention_window_kernel(const WindowArguments arguments) {
 
 using Kernel = void (*)(WindowArguments);
 
-template <class Value>
+template <class Value, int kDim>
 Kernel kernel_of(int num_queries) {
     switch (num_queries) {
-        case 1:
-            return attention_window_kernel<Value, 1>;
-        case 2:
-            return attention_window_kernel<Value, 2>;
-        case 4:
-            return attention_window_kernel<Value, 4>;
+        case kMinQueries:
+            return attention_window_kernel < Value, kDim == 0 ? kFewQueries : kMinQueries, kDim > ;
+        case kFewQueries:
+            return attention_window_kernel<Value, kFewQueries, kDim>;
         case 8:
-            return attention_window_kernel<Value, 8>;
+            return attention_window_kernel < Value, kDim == 0 ? kMaxQueries : 8, kDim > ;
         default:
-            return attention_window_kernel<Value, kMaxQueries>;
+            return attention_window_kernel<Value, kMaxQueries, kDim>;
     }
+}
+
+// Lengths of heads that models have get instances of their own.
+Kernel kernel_of(const KvLayer& kv, int num_queries) {
+    if (kv.type == KvType::f32) return kernel_of<float, 0>(num_queries);
+    if (kv.head_dim == 64) return kernel_of<__half, 64>(num_queries);
+    if (kv.head_dim == 128) return kernel_of<__half, 128>(num_queries);
+    if (kv.head_dim == 256) return kernel_of<__half, 256>(num_queries);
+    return kernel_of<__half, 0>(num_queries);
+}
+
+bool has_own_kernels(const KvLayer& kv) {
+    return kv.type == KvType::f16 && std::has_single_bit(static_cast<unsigned>(kv.head_dim));
 }
 
 int value_bytes(KvType type) {
@@ -142,11 +158,16 @@ void check(const AttentionWindowProblem& p) {
                 " key/value heads are not supported; up to " + std::to_string(kMaxGroupHeads) + " may share one");
 }
 
+int power_of_two(int x) {
+    return static_cast<int>(std::bit_ceil(static_cast<unsigned>(x)));
+}
+
 void set_part(const AttentionWindowProblem& p, int part_heads, AttentionWindowPlan& plan) {
     const int group = p.query_heads / p.kv.num_heads;
     plan.num_parts = (group + part_heads - 1) / part_heads;
     plan.part_heads = (group + plan.num_parts - 1) / plan.num_parts;
-    plan.num_queries = static_cast<int>(std::bit_ceil(static_cast<unsigned>(p.num_rows * plan.part_heads)));
+    plan.num_queries = std::max(power_of_two(p.num_rows) * power_of_two(plan.part_heads), kMinQueries);
+    if (!has_own_kernels(p.kv)) plan.num_queries = plan.num_queries <= kFewQueries ? kFewQueries : kMaxQueries;
 }
 
 void set_chunk(const AttentionWindowProblem& p, int chunk_tiles, AttentionWindowPlan& plan) {
@@ -164,11 +185,11 @@ AttentionWindowPlan plan_attention_window(const AttentionWindowProblem& p, const
     const int group = p.query_heads / p.kv.num_heads;
     const auto wanted_parts = static_cast<int>(std::clamp<int64_t>((cards + cells - 1) / cells, 1, group));
     AttentionWindowPlan plan{};
-    set_part(p, std::min((group + wanted_parts - 1) / wanted_parts, kMaxQueries / p.num_rows), plan);
+    set_part(p, std::min((group + wanted_parts - 1) / wanted_parts, kMaxQueries / power_of_two(p.num_rows)), plan);
     set_chunk(p, cells * plan.num_parts > 2 * cards ? kSpanTiles / 2 : kSpanTiles, plan);
     while (plan.shared_bytes > shape.shared_bytes && plan.chunk_tiles > 1) set_chunk(p, plan.chunk_tiles / 2, plan);
     while (plan.shared_bytes > shape.shared_bytes && plan.part_heads > 1) {
-        set_part(p, plan.part_heads / 2, plan);
+        set_part(p, (plan.part_heads + 1) / 2, plan);
         set_chunk(p, 1, plan);
     }
     require(plan.shared_bytes <= shape.shared_bytes,
@@ -182,11 +203,11 @@ AttentionWindowPlan plan_attention_window(const AttentionWindowProblem& p, const
 }
 
 void attention_window(const AttentionWindowProblem& p, const AttentionWindowPlan& plan, bool dependent, cudaStream_t stream) {
-    const WindowArguments arguments{p, plan.part_heads, plan.num_parts, plan.chunk_tiles};
+    const int heads_shift = std::countr_zero(static_cast<unsigned>(power_of_two(plan.part_heads)));
+    const WindowArguments arguments{p, plan.part_heads, plan.num_parts, heads_shift, plan.chunk_tiles};
     const dim3 grid(static_cast<unsigned>(p.kv.num_heads * plan.num_parts), static_cast<unsigned>(plan.span_blocks));
     const dim3 threads(static_cast<unsigned>(kWarpLanes * kWarpsPerTile * plan.chunk_tiles));
-    const Kernel kernel = p.kv.type == KvType::f16 ? kernel_of<__half>(plan.num_queries) : kernel_of<float>(plan.num_queries);
-    device::launch({grid, threads, plan.shared_bytes, stream, dependent}, kernel, arguments);
+    device::launch({grid, threads, plan.shared_bytes, stream, dependent}, kernel_of(p.kv, plan.num_queries), arguments);
 }
 
 }  // namespace tandem::cuda

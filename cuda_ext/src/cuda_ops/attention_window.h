@@ -38,7 +38,7 @@ struct AttentionWindowProblem {
     quant::ActGroup* groups;  // [rows, groups of query_heads * head_dim], or null
 };
 
-// What the launch is made for: a card, and contexts of about this many spans (any position is computed rightly).
+// What the launch is made for: a card, and contexts of about this many spans (any position below 2^31 is computed rightly).
 struct AttentionWindowShape {
     int num_multiprocessors;
     size_t shared_bytes;  // that a block may have
@@ -49,7 +49,7 @@ struct AttentionWindowShape {
 struct AttentionWindowPlan {
     int part_heads;   // query heads of a block
     int num_parts;    // of a key/value head
-    int num_queries;  // rows * part_heads, rounded up to a power of two
+    int num_queries;  // rows and part_heads, each rounded up to a power of two, multiplied
     int chunk_tiles;  // tiles that lie in shared memory at once: 1, 2 or 4
     int span_blocks;
     size_t shared_bytes;

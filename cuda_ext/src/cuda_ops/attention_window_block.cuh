@@ -17,6 +17,7 @@ struct WindowArguments {
     AttentionWindowProblem problem;
     int part_heads;
     int num_parts;
+    int heads_shift;  // query q of a block is head q mod 2^heads_shift of row q >> heads_shift
     int chunk_tiles;
 };
 
@@ -27,11 +28,11 @@ struct WindowShared {
     size_t query;       // float [num_queries, head_dim], normed and rotated
     size_t out;         // float [num_queries, head_dim]
     size_t scores;      // float [num_queries, chunk_tiles * kKvTile]; later factors [num_queries, 2, kMergeSpans]
+    size_t turned;      // float [rows, head_dim]: new keys before they are rounded
     size_t new_keys;    // Value [rows, head_dim]
     size_t new_values;  // Value [rows, head_dim]
     size_t before;      // float [num_queries, kSpanTiles]: factor of what was summed before a tile
     size_t states;      // SoftmaxState [num_queries]
-    size_t turned;      // float [warps, head_dim]: a key under way
     size_t last;        // int: whether this block is its part's last
     size_t nbytes;
 
@@ -49,11 +50,11 @@ struct WindowShared {
         at.query = take(floats);
         at.out = take(floats);
         at.scores = take(size_t(num_queries) * chunk_tiles * kKvTile * 4);
+        at.turned = take(size_t(num_rows) * head_dim * 4);
         at.new_keys = take(size_t(num_rows) * head_dim * value_bytes);
         at.new_values = take(size_t(num_rows) * head_dim * value_bytes);
         at.before = take(size_t(num_queries) * kSpanTiles * 4);
         at.states = take(size_t(num_queries) * sizeof(SoftmaxState));
-        at.turned = take(size_t(kWarpsPerTile * chunk_tiles) * head_dim * 4);
         at.last = take(sizeof(int));
         at.nbytes = used;
         return at;
@@ -61,151 +62,149 @@ struct WindowShared {
 };
 static_assert(2 * kMergeSpans <= kKvTile, "factors of the merge take the place of the scores of one tile");
 
-// Query q of a block is head q % num_heads of row q / num_heads.
-template <class Value>
+// Positions are below 2^31. kDim: the length of a head, or 0 where it is known only at run time.
+template <class Value, int kQueries, int kDim>
 struct WindowBlock {
     int kv_head;
     int part;
     int first_head;  // among all query heads
     int num_heads;
-    int num_queries;
     int num_rows;
-    int head_dim;
+    int heads_shift;
     int chunk_tiles;
     int warp, lane, num_warps;
-    int64_t position;  // of row 0
+    int position;  // of row 0
+    int head_dim_at_run_time;
     Value* keys;
     Value* values;
     float* query;
     float* out;
     float* scores;
+    float* turned;
     Value* new_keys;
     Value* new_values;
     float* before;
     SoftmaxState* states;
-    float* turned;
     int* last;
 
-    __device__ int64_t end() const { return position + num_rows; }
-    __device__ int64_t num_spans() const { return (end() + kSpan - 1) / kSpan; }
-    __device__ int row_of(int q) const { return q / num_heads; }
-    __device__ int head_of(int q) const { return first_head + q % num_heads; }
+    __device__ int head_dim() const { return head_length<kDim>(head_dim_at_run_time); }
+    __device__ int end() const { return position + num_rows; }
+    __device__ int num_spans() const { return (end() + kSpan - 1) / kSpan; }
+    __device__ int row_of(int q) const { return q >> heads_shift; }
+    __device__ int head_of(int q) const { return first_head + (q & ((1 << heads_shift) - 1)); }
+    __device__ bool exists(int q) const { return row_of(q) < num_rows && head_of(q) < first_head + num_heads; }
     // Positions of a tile that row r sees: 0..kKvTile.
-    __device__ int seen(int row, int64_t tile) const {
-        const int64_t num = position + row + 1 - tile * kKvTile;
-        return static_cast<int>(num < 0 ? 0 : num < kKvTile ? num : kKvTile);
-    }
-    __device__ bool sees_span(int row, int64_t span) const { return span * kSpan <= position + row; }
+    __device__ int seen(int row, int tile) const { return max(0, min(kKvTile, position + row + 1 - tile * kKvTile)); }
+    __device__ bool sees_span(int row, int span) const { return span * kSpan <= position + row; }
+    // Copies and row-wise work go round all threads.
+    __device__ int thread() const { return warp * kWarpLanes + lane; }
+    __device__ int num_threads() const { return num_warps * kWarpLanes; }
 };
 
-template <class Value, int kQueries>
-__device__ __forceinline__ WindowBlock<Value> window_block(const WindowArguments& arguments) {
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ WindowBlock<Value, kQueries, kDim> window_block(const WindowArguments& arguments) {
     const AttentionWindowProblem& p = arguments.problem;
     unsigned char* shared = device::dynamic_shared();
-    const WindowShared at = WindowShared::of(kQueries, p.num_rows, p.kv.head_dim, arguments.chunk_tiles, sizeof(Value));
-    WindowBlock<Value> block;
+    WindowBlock<Value, kQueries, kDim> block;
+    block.head_dim_at_run_time = p.kv.head_dim;
+    const WindowShared at = WindowShared::of(kQueries, p.num_rows, block.head_dim(), arguments.chunk_tiles, sizeof(Value));
     const int group = p.query_heads / p.kv.num_heads, thread = static_cast<int>(threadIdx.x);
     block.kv_head = static_cast<int>(blockIdx.x) / arguments.num_parts;
-    block.part = static_cast<int>(blockIdx.x) % arguments.num_parts;
+    block.part = static_cast<int>(blockIdx.x) - block.kv_head * arguments.num_parts;
     const int first = block.part * arguments.part_heads;
     block.first_head = block.kv_head * group + first;
     block.num_heads = min(arguments.part_heads, group - first);
     block.num_rows = p.num_rows;
-    block.num_queries = block.num_heads * p.num_rows;
-    block.head_dim = p.kv.head_dim;
+    block.heads_shift = arguments.heads_shift;
     block.chunk_tiles = arguments.chunk_tiles;
     block.warp = thread / kWarpLanes;
     block.lane = thread % kWarpLanes;
     block.num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
-    block.position = p.state->position;
+    block.position = static_cast<int>(p.state->position);
     block.keys = reinterpret_cast<Value*>(shared + at.keys);
     block.values = reinterpret_cast<Value*>(shared + at.values);
     block.query = reinterpret_cast<float*>(shared + at.query);
     block.out = reinterpret_cast<float*>(shared + at.out);
     block.scores = reinterpret_cast<float*>(shared + at.scores);
+    block.turned = reinterpret_cast<float*>(shared + at.turned);
     block.new_keys = reinterpret_cast<Value*>(shared + at.new_keys);
     block.new_values = reinterpret_cast<Value*>(shared + at.new_values);
     block.before = reinterpret_cast<float*>(shared + at.before);
     block.states = reinterpret_cast<SoftmaxState*>(shared + at.states);
-    block.turned = reinterpret_cast<float*>(shared + at.turned);
     block.last = reinterpret_cast<int*>(shared + at.last);
     return block;
 }
 
-// Index of the first value of a tile, as KvLayer::tile_at has it.
-__device__ __forceinline__ int64_t tile_at(const KvLayer& kv, int head, int64_t tile) {
-    return (head * kv.num_tiles + tile) * kKvTile * kv.head_dim;
+// The block's key/value head from tile `tile` on, as KvLayer::tile_at has it.
+template <class Block>
+__device__ __forceinline__ int64_t tile_at(const Block& block, const KvLayer& kv, int tile) {
+    return (block.kv_head * kv.num_tiles + tile) * (kKvTile * block.head_dim());
 }
 
 // Starts the copy of the old keys (or values) of a chunk: of tiles `first`.. those 16-byte units that hold a position before
 // `position`. One group per call, empty or not.
-template <bool of_keys, class Value>
-__device__ __forceinline__ void start_chunk(const WindowBlock<Value>& block, const KvLayer& kv, int64_t first) {
+template <bool of_keys, class Value, int kQueries, int kDim>
+__device__ __forceinline__ void start_chunk(const WindowBlock<Value, kQueries, kDim>& block, const KvLayer& kv, int first) {
     constexpr int kUnit = kCopyBytes / sizeof(Value), kKeyUnits = kKvTile / kUnit;
-    const int value_units = block.head_dim / kUnit, units = kKvTile * value_units;
-    const auto* memory = reinterpret_cast<const Value*>(of_keys ? kv.keys : kv.values);
+    const int value_units = block.head_dim() / kUnit, tile_units = kKvTile * value_units;
+    const int old = block.position - first * kKvTile, tiles = min(block.chunk_tiles, (old + kKvTile - 1) / kKvTile);
+    const auto* from = reinterpret_cast<const Value*>(of_keys ? kv.keys : kv.values) + tile_at(block, kv, first);
     Value* to = of_keys ? block.keys : block.values;
-    for (int t = 0; t < block.chunk_tiles; t++) {
-        const int64_t old = block.position - (first + t) * kKvTile;
-        if (old <= 0) break;
-        const Value* from = memory + tile_at(kv, block.kv_head, first + t);
-        for (int unit = static_cast<int>(threadIdx.x); unit < units; unit += static_cast<int>(blockDim.x)) {
-            const int place = of_keys ? unit % kKeyUnits * kUnit : unit / value_units;
-            if (place < old) device::copy_async16(to + t * units * kUnit + unit * kUnit, from + unit * kUnit);
-        }
+#pragma unroll 4
+    for (int unit = block.thread(); unit < tiles * tile_units; unit += block.num_threads()) {
+        const int row = unit / value_units;  // of values: tiles lie one after the other
+        const int place = of_keys ? unit / tile_units * kKvTile + unit % kKeyUnits * kUnit : row;
+        if (place < old) device::copy_async16(to + unit * kUnit, from + unit * kUnit);
     }
     device::copy_async_commit();
 }
 
-// The window's own keys and values, normed, rotated and rounded: those of its rows in the block's spans are left in shared
-// memory. Rows go round the warps.
-template <class Value>
-__device__ __forceinline__ void make_new_rows(const WindowBlock<Value>& block, const AttentionWindowProblem& p) {
-    using Values = KvValues<Value>;
-    const int dim = block.head_dim;
-    float* turned = block.turned + block.warp * dim;
-    for (int row = block.num_warps - 1 - block.warp; row < block.num_rows; row += block.num_warps) {
-        const int64_t from = (int64_t{row} * p.kv.num_heads + block.kv_head) * dim;
-        turn_head(p.key + from, p.key_gamma, p.eps, p.angles + (block.position + row) * (dim / 2), dim, block.lane, turned);
-        for (int i = block.lane; i < dim; i += kWarpLanes) {
-            block.new_keys[row * dim + i] = Values::narrow(turned[i]);
-            block.new_values[row * dim + i] = Values::narrow(__ldcg(p.value + from + i));
-        }
-        __syncwarp();
+// Norms and rotates the block's queries, and the window's own keys too where `with_keys`; heads go round the warps.
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void turn_rows(const WindowBlock<Value, kQueries, kDim>& block, const AttentionWindowProblem& p,
+                                          bool with_keys) {
+    const int dim = block.head_dim(), num = kQueries + (with_keys ? block.num_rows : 0);
+#pragma unroll 1
+    for (int item = block.warp; item < num; item += block.num_warps) {
+        const bool is_query = item < kQueries;
+        if (is_query && !block.exists(item)) continue;
+        const int row = is_query ? block.row_of(item) : item - kQueries;
+        const float* x = is_query ? p.query + (row * p.query_heads + block.head_of(item)) * dim
+                                  : p.key + (row * p.kv.num_heads + block.kv_head) * dim;
+        const float2* angles = p.angles + int64_t{block.position + row} * (dim / 2);
+        float* out = is_query ? block.query + item * dim : block.turned + row * dim;
+        turn_head<kDim>(x, is_query ? p.query_gamma : p.key_gamma, p.eps, angles, dim, block.lane, out);
     }
 }
 
-// Writes the new rows of a chunk's tiles into the cache.
-template <class Value>
-__device__ __forceinline__ void append_rows(const WindowBlock<Value>& block, const KvLayer& kv, int64_t first_tile) {
-    const int dim = block.head_dim;
-    for (int row = 0; row < block.num_rows; row++) {
-        const int64_t tile = (block.position + row) / kKvTile;
-        if (tile < first_tile || tile >= first_tile + block.chunk_tiles) continue;
-        const int place = static_cast<int>((block.position + row) % kKvTile);
-        Value* keys = reinterpret_cast<Value*>(kv.keys) + tile_at(kv, block.kv_head, tile) + place;
-        Value* values = reinterpret_cast<Value*>(kv.values) + tile_at(kv, block.kv_head, tile) + place * dim;
-        for (int i = static_cast<int>(threadIdx.x); i < dim; i += static_cast<int>(blockDim.x)) {
-            keys[i * kKvTile] = block.new_keys[row * dim + i];
-            values[i] = block.new_values[row * dim + i];
-        }
+// The window's own keys and values as the cache holds them, into shared memory. A barrier must stand before and after.
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void round_rows(const WindowBlock<Value, kQueries, kDim>& block, const AttentionWindowProblem& p) {
+    const int dim = block.head_dim();
+#pragma unroll 1
+    for (int i = block.thread(); i < block.num_rows * dim; i += block.num_threads()) {
+        const int row = i / dim;
+        block.new_keys[i] = KvValues<Value>::narrow(block.turned[i]);
+        block.new_values[i] =
+            KvValues<Value>::narrow(__ldcg(p.value + (row * p.kv.num_heads + block.kv_head) * dim + i - row * dim));
     }
 }
 
-// Adds the new rows to the tiles in shared memory. Their copies are complete; a barrier must follow.
-template <bool of_keys, class Value>
-__device__ __forceinline__ void splice_rows(const WindowBlock<Value>& block, int64_t first_tile) {
-    const int dim = block.head_dim;
+// Puts the window's rows that belong into the chunk where they belong: `keys` and `values` begin with tile `first_tile`, of the
+// cache or in shared memory. Null: not these.
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void put_rows(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, Value* keys,
+                                         Value* values) {
+    const int dim = block.head_dim();
+#pragma unroll 1
     for (int row = 0; row < block.num_rows; row++) {
-        const int64_t tile = (block.position + row) / kKvTile - first_tile;
-        if (tile < 0 || tile >= block.chunk_tiles) continue;
-        const int place = static_cast<int>((block.position + row) % kKvTile), at = static_cast<int>(tile) * kKvTile * dim;
-        for (int i = static_cast<int>(threadIdx.x); i < dim; i += static_cast<int>(blockDim.x)) {
-            if (of_keys) {
-                block.keys[at + i * kKvTile + place] = block.new_keys[row * dim + i];
-            } else {
-                block.values[at + place * dim + i] = block.new_values[row * dim + i];
-            }
+        const int place = block.position + row - first_tile * kKvTile, tile = place / kKvTile;
+        if (place < 0 || tile >= block.chunk_tiles) continue;
+        const int within = place % kKvTile, at = tile * kKvTile * dim;
+#pragma unroll 1
+        for (int i = block.thread(); i < dim; i += block.num_threads()) {
+            if (keys) keys[at + i * kKvTile + within] = block.new_keys[row * dim + i];
+            if (values) values[at + within * dim + i] = block.new_values[row * dim + i];
         }
     }
 }

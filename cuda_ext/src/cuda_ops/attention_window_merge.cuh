@@ -17,15 +17,13 @@ struct WindowSpans {
         return {p.spans, reinterpret_cast<SoftmaxState*>(p.spans + rows * p.kv.head_dim), p.num_spans, p.query_heads,
                 p.kv.head_dim};
     }
-    __device__ int64_t index(int row, int head, int64_t span) const {
-        return (int64_t{row} * query_heads + head) * num_spans + span;
-    }
-    __device__ float* out_of(int row, int head, int64_t span) const { return out + index(row, head, span) * head_dim; }
+    __device__ int64_t index(int row, int head, int span) const { return (int64_t{row} * query_heads + head) * num_spans + span; }
+    __device__ float* out_of(int row, int head, int span) const { return out + index(row, head, span) * head_dim; }
 };
 
 // Counts this block as through. True in every thread of the last block of the part, which then sees what the others wrote.
-template <class Value>
-__device__ __forceinline__ bool last_of_part(const WindowBlock<Value>& block, uint32_t* counter, uint32_t num_blocks) {
+template <class Block>
+__device__ __forceinline__ bool last_of_part(const Block& block, uint32_t* counter, uint32_t num_blocks) {
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -49,6 +47,7 @@ __device__ __forceinline__ SoftmaxState span_factors(const SoftmaxState* states,
         span = {stored.x, stored.y};
     }
     float max = span.max;
+#pragma unroll
     for (int step = 1; step < kWarpLanes; step *= 2) {
         const float below = __shfl_up_sync(kWholeWarp, max, step);
         if (lane >= step) max = fmaxf(max, below);
@@ -58,22 +57,22 @@ __device__ __forceinline__ SoftmaxState span_factors(const SoftmaxState* states,
     const float a = exp_clamped(add(max_before, -max)), b = exp_clamped(add(span.max, -max)), scaled = mul(span.sum, b);
     factors[lane] = a;
     factors[kMergeSpans + lane] = b;
+#pragma unroll 1
     for (int k = 0; k < num; k++) total.sum = fma(total.sum, __shfl_sync(kWholeWarp, a, k), __shfl_sync(kWholeWarp, scaled, k));
     total.max = __shfl_sync(kWholeWarp, max, kWarpLanes - 1);
     return total;
 }
 
 // Spans that query q sees of those from `begin` on, at most kMergeSpans.
-template <class Value>
-__device__ __forceinline__ int spans_seen(const WindowBlock<Value>& block, int q, int64_t begin) {
-    const int64_t num = (block.position + block.row_of(q)) / kSpan + 1 - begin;
-    return static_cast<int>(num < 0 ? 0 : num < kMergeSpans ? num : kMergeSpans);
+template <class Block>
+__device__ __forceinline__ int spans_seen(const Block& block, int q, int begin) {
+    return max(0, min(kMergeSpans, (block.position + block.row_of(q)) / kSpan + 1 - begin));
 }
 
 // out: [spans, head_dim] of one query, from the batch's first span on; two dimensions.
 __device__ __forceinline__ float2 merge_pair(const float* out, int head_dim, const float* factors, int num, float2 sum) {
     using namespace quant;
-#pragma unroll 8
+#pragma unroll 4
     for (int k = 0; k < num; k++) {
         const float2 span = __ldcg(reinterpret_cast<const float2*>(out + int64_t{k} * head_dim));
         const float a = factors[k], b = factors[kMergeSpans + k];
@@ -83,13 +82,16 @@ __device__ __forceinline__ float2 merge_pair(const float* out, int head_dim, con
 }
 
 // Leaves the sums of all spans in block.out and their states in block.states.
-template <class Value>
-__device__ __forceinline__ void merge_spans(const WindowBlock<Value>& block, const WindowSpans& spans) {
-    const int pairs = block.head_dim / 2;
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void merge_spans(const WindowBlock<Value, kQueries, kDim>& block, const WindowSpans& spans) {
+    const int pairs = block.head_dim() / 2;
     auto* out = reinterpret_cast<float2*>(block.out);
     const auto factors_of = [&](int q) { return block.scores + q * 2 * kMergeSpans; };
-    for (int64_t begin = 0; begin < block.num_spans(); begin += kMergeSpans) {
-        for (int q = block.warp; q < block.num_queries; q += block.num_warps) {
+#pragma unroll 1
+    for (int begin = 0; begin < block.num_spans(); begin += kMergeSpans) {
+#pragma unroll 1
+        for (int q = block.warp; q < kQueries; q += block.num_warps) {
+            if (!block.exists(q)) continue;
             const SoftmaxState total = begin == 0 ? SoftmaxState{-INFINITY, 0.0f} : block.states[q];
             const SoftmaxState* states = spans.states + spans.index(block.row_of(q), block.head_of(q), begin);
             const SoftmaxState merged = span_factors(states, spans_seen(block, q, begin), total, block.lane, factors_of(q));
@@ -97,10 +99,12 @@ __device__ __forceinline__ void merge_spans(const WindowBlock<Value>& block, con
             if (block.lane == 0) block.states[q] = merged;
         }
         __syncthreads();
-        for (int item = static_cast<int>(threadIdx.x); item < block.num_queries * pairs; item += static_cast<int>(blockDim.x)) {
-            const int q = item / pairs, pair = item % pairs;
-            const float* from = spans.out_of(block.row_of(q), block.head_of(q), begin) + 2 * pair;
-            out[item] = merge_pair(from, block.head_dim, factors_of(q), spans_seen(block, q, begin),
+#pragma unroll 1
+        for (int item = block.thread(); item < kQueries * pairs; item += block.num_threads()) {
+            const int q = item / pairs;
+            if (!block.exists(q)) continue;
+            const float* from = spans.out_of(block.row_of(q), block.head_of(q), begin) + 2 * (item - q * pairs);
+            out[item] = merge_pair(from, block.head_dim(), factors_of(q), spans_seen(block, q, begin),
                                    begin == 0 ? float2{0.0f, 0.0f} : out[item]);
         }
         __syncthreads();
@@ -123,23 +127,26 @@ __device__ __forceinline__ void quantise_block32(float x, quant::ActGroup* group
 }
 
 // out * (1 / sum) of the part's queries, as floats and quantised; zero blocks behind the row's last head.
-template <class Value>
-__device__ __forceinline__ void finish_part(const WindowBlock<Value>& block, const AttentionWindowProblem& p) {
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void finish_part(const WindowBlock<Value, kQueries, kDim>& block, const AttentionWindowProblem& p) {
     constexpr int kBlock = quant::kBlock;
-    const int blocks = block.head_dim / kBlock, width = p.query_heads * block.head_dim;
+    const int blocks = block.head_dim() / kBlock, width = p.query_heads * block.head_dim();
     const int num_groups = (width + kGroupValues - 1) / kGroupValues;
-    for (int item = block.warp; item < block.num_queries * blocks; item += block.num_warps) {
-        const int q = item / blocks, row = block.row_of(q), within = item % blocks * kBlock + block.lane;
+#pragma unroll 1
+    for (int item = block.warp; item < kQueries * blocks; item += block.num_warps) {
+        const int q = item / blocks, row = block.row_of(q), within = (item - q * blocks) * kBlock + block.lane;
+        if (!block.exists(q)) continue;
         const float inverse = quant::div(1.0f, block.states[q].sum);
-        const float x = quant::mul(block.out[q * block.head_dim + within], inverse);
-        const int at = block.head_of(q) * block.head_dim + within;
-        if (p.out) p.out[int64_t{row} * width + at] = x;
-        if (p.groups) quantise_block32(x, p.groups + int64_t{row} * num_groups, at / kBlock, block.lane);
+        const float x = quant::mul(block.out[q * block.head_dim() + within], inverse);
+        const int at = block.head_of(q) * block.head_dim() + within;
+        if (p.out) p.out[row * width + at] = x;
+        if (p.groups) quantise_block32(x, p.groups + row * num_groups, at / kBlock, block.lane);
     }
-    if (!p.groups || block.first_head + block.num_heads < p.query_heads) return;
+    if (!p.groups || width % kGroupValues == 0 || block.first_head + block.num_heads < p.query_heads) return;
     const int padding = num_groups * quant::kBlocks - width / kBlock;
+#pragma unroll 1
     for (int item = block.warp; item < block.num_rows * padding; item += block.num_warps)
-        quantise_block32(0.0f, p.groups + int64_t{item / padding} * num_groups, width / kBlock + item % padding, block.lane);
+        quantise_block32(0.0f, p.groups + item / padding * num_groups, width / kBlock + item % padding, block.lane);
 }
 
 }  // namespace tandem::cuda

@@ -46,12 +46,13 @@ __device__ __forceinline__ void score_tile(const Value* keys, const float* query
 }
 
 // Each warp takes one tile of the chunk for one half of the queries.
-template <int kQueries, class Value>
-__device__ __forceinline__ void score_chunk(const WindowBlock<Value>& block, float scale, int64_t first_tile) {
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void score_chunk(const WindowBlock<Value, kQueries, kDim>& block, float scale, int first_tile) {
     constexpr int kNum = kScoreQueries<kQueries>;
-    const int tile = block.warp % block.chunk_tiles, first = block.warp / block.chunk_tiles * kNum, dim = block.head_dim;
-    if (first >= block.num_queries || block.seen(block.num_rows - 1, first_tile + tile) == 0) return;
-    const int stride = block.chunk_tiles * kKvTile;
+    const bool upper = block.warp >= block.chunk_tiles;
+    const int tile = upper ? block.warp - block.chunk_tiles : block.warp, first = upper ? kNum : 0;
+    if (block.row_of(first) >= block.num_rows || block.seen(block.num_rows - 1, first_tile + tile) == 0) return;
+    const int stride = block.chunk_tiles * kKvTile, dim = block.head_dim();
     score_tile<kNum>(block.keys + tile * kKvTile * dim, block.query + first * dim, dim, scale, block.lane,
                      block.scores + first * stride + tile * kKvTile, stride);
 }
@@ -75,49 +76,46 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // One warp turns a query's scores of a chunk into exp(score - max'), zero where the row sees nothing, and updates the state.
-template <class Value>
-__device__ __forceinline__ void advance_query(const WindowBlock<Value>& block, int q, int64_t first_tile) {
+template <class Block>
+__device__ __forceinline__ void advance_query(const Block& block, int q, int first_tile) {
     using quant::add;
     float* scores = block.scores + q * block.chunk_tiles * kKvTile;
     SoftmaxState state = block.states[q];
-    float score[kSpanTiles][2], most[kSpanTiles], before[kSpanTiles];
-    int seen[kSpanTiles];
+    float most[kSpanTiles];
+    const int seen = block.position + block.row_of(q) + 1 - first_tile * kKvTile;  // of the chunk, from its beginning
 #pragma unroll
     for (int t = 0; t < kSpanTiles; t++) {
-        seen[t] = t < block.chunk_tiles ? block.seen(block.row_of(q), first_tile + t) : 0;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int j = half * kWarpLanes + block.lane;
-            score[t][half] = j < seen[t] ? scores[t * kKvTile + j] : -INFINITY;
-        }
-        most[t] = warp_max(fmaxf(score[t][0], score[t][1]));
+        if (t >= block.chunk_tiles) break;
+        const int j = t * kKvTile + block.lane, k = j + kWarpLanes;
+        most[t] = warp_max(fmaxf(j < seen ? scores[j] : -INFINITY, k < seen ? scores[k] : -INFINITY));
     }
+    float before = 1.0f;  // lane t keeps that of tile t
 #pragma unroll
     for (int t = 0; t < kSpanTiles; t++) {
-        const float max = fmaxf(state.max, most[t]);
-        before[t] = seen[t] > 0 ? quant::exp_clamped(add(state.max, -max)) : 1.0f;
+        if (t >= block.chunk_tiles) break;
+        const float max = fmaxf(state.max, most[t]), factor = t * kKvTile < seen ? quant::exp_clamped(add(state.max, -max)) : 1.0f;
+        if (block.lane == t) before = factor;
         state.max = max;
-        if (t >= block.chunk_tiles) continue;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int j = half * kWarpLanes + block.lane;
-            scores[t * kKvTile + j] = j < seen[t] ? quant::exp_clamped(add(score[t][half], -max)) : 0.0f;
-        }
+        for (int j = t * kKvTile + block.lane; j < (t + 1) * kKvTile; j += kWarpLanes)
+            scores[j] = j < seen ? quant::exp_clamped(add(scores[j], -max)) : 0.0f;
     }
     __syncwarp();
     const float sum = tile_sums(scores, block.chunk_tiles, block.lane);
 #pragma unroll
     for (int t = 0; t < kSpanTiles; t++) {
-        const float of_tile = __shfl_sync(kWholeWarp, sum, 8 * t);
-        if (seen[t] > 0) state.sum = quant::fma(state.sum, before[t], of_tile);
-        if (block.lane == t) block.before[q * kSpanTiles + t] = before[t];
+        if (t >= block.chunk_tiles) break;
+        const float factor = __shfl_sync(kWholeWarp, before, t), of_tile = __shfl_sync(kWholeWarp, sum, 8 * t);
+        if (t * kKvTile < seen) state.sum = quant::fma(state.sum, factor, of_tile);
     }
+    if (block.lane < kSpanTiles) block.before[q * kSpanTiles + block.lane] = before;
     if (block.lane == 0) block.states[q] = state;
 }
 
-template <class Value>
-__device__ __forceinline__ void advance_chunk(const WindowBlock<Value>& block, int64_t first_tile) {
-    for (int q = block.warp; q < block.num_queries; q += block.num_warps) advance_query(block, q, first_tile);
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void advance_chunk(const WindowBlock<Value, kQueries, kDim>& block, int first_tile) {
+#pragma unroll 1
+    for (int q = block.warp; q < kQueries; q += block.num_warps)
+        if (block.exists(q)) advance_query(block, q, first_tile);
 }
 
 // sums[q] of one tile for kNum queries and the two dimensions at `values`. Rows rise with q: the first query sees least.
@@ -143,6 +141,7 @@ __device__ __forceinline__ void mix_tile(const Value* values, int head_dim, cons
             }
         }
     }
+#pragma unroll 1
     for (int j = common; j < most; j++) {
         const float2 value = pair_at(j);
 #pragma unroll
@@ -164,18 +163,19 @@ struct MixEnds {
 };
 
 // kNum queries from `first` on, dimensions 2 pair and 2 pair + 1.
-template <int kNum, class Value>
-__device__ __forceinline__ void mix_item(const WindowBlock<Value>& block, int first, int pair, int64_t first_tile, int64_t span,
-                                         const MixEnds& ends) {
-    const int dim = block.head_dim, stride = block.chunk_tiles * kKvTile, num = min(kNum, block.num_queries - first);
+template <int kNum, class Block>
+__device__ __forceinline__ void mix_item(const Block& block, int first, int pair, int first_tile, int span, const MixEnds& ends) {
+    const int dim = block.head_dim(), stride = block.chunk_tiles * kKvTile;
     float2* stored = reinterpret_cast<float2*>(block.out + first * dim) + pair;
     float2 sums[kNum];
+#pragma unroll
     for (int q = 0; q < kNum; q++) sums[q] = ends.first ? float2{0.0f, 0.0f} : stored[q * (dim / 2)];
+#pragma unroll 1
     for (int t = 0; t < block.chunk_tiles; t++) {
         int seen[kNum];
 #pragma unroll
         for (int q = 0; q < kNum; q++) {
-            seen[q] = block.seen(block.row_of(first + min(q, num - 1)), first_tile + t);
+            seen[q] = block.seen(min(block.row_of(first + q), block.num_rows - 1), first_tile + t);
             const float before = block.before[(first + q) * kSpanTiles + t];
             sums[q] = {quant::mul(sums[q].x, before), quant::mul(sums[q].y, before)};
         }
@@ -187,19 +187,23 @@ __device__ __forceinline__ void mix_item(const WindowBlock<Value>& block, int fi
     for (int q = 0; q < kNum; q++) {
         if (!ends.last) {
             stored[q * (dim / 2)] = sums[q];
-        } else if (q < num && block.sees_span(block.row_of(first + q), span)) {
+        } else if (block.exists(first + q) && block.sees_span(block.row_of(first + q), span)) {
             float* out = ends.spans + block.row_of(first + q) * ends.row + block.head_of(first + q) * ends.head;
             reinterpret_cast<float2*>(out)[pair] = sums[q];
         }
     }
 }
 
-template <int kQueries, class Value>
-__device__ __forceinline__ void mix_chunk(const WindowBlock<Value>& block, int64_t first_tile, int64_t span, const MixEnds& ends) {
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void mix_chunk(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, int span,
+                                          const MixEnds& ends) {
     constexpr int kNum = kMixQueries<kQueries>;
-    const int pairs = block.head_dim / 2, items = (block.num_queries + kNum - 1) / kNum * pairs;
-    for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x))
-        mix_item<kNum>(block, item / pairs * kNum, item % pairs, first_tile, span, ends);
+    const int pairs = block.head_dim() / 2;
+#pragma unroll 1
+    for (int item = block.thread(); item < kQueries / kNum * pairs; item += block.num_threads()) {
+        const int first = item / pairs * kNum;
+        if (block.row_of(first) < block.num_rows) mix_item<kNum>(block, first, item % pairs, first_tile, span, ends);
+    }
 }
 
 }  // namespace tandem::cuda

@@ -19,7 +19,7 @@ __global__ void turn_queries(const RotaryPromptProblem p, const int64_t position
     if (item >= int64_t{num_rows} * p.query_heads) return;
     float* turned = reinterpret_cast<float*>(device::dynamic_shared()) + warp * dim;
     const int64_t row = item / p.query_heads;
-    turn_head(p.query + item * dim, p.query_gamma, p.eps, p.angles + (position + row) * (dim / 2), dim, lane, turned);
+    turn_head<0>(p.query + item * dim, p.query_gamma, p.eps, p.angles + (position + row) * (dim / 2), dim, lane, turned);
     for (int i = lane; i < dim; i += kWarpLanes) {
         if (p.turned) p.turned[item * dim + i] = turned[i];
         if (p.half_turned) reinterpret_cast<__half*>(p.half_turned)[item * dim + i] = __float2half_rn(turned[i]);
@@ -54,8 +54,8 @@ __device__ __forceinline__ void append_keys(const RotaryPromptProblem& p, const 
     Value* tile = reinterpret_cast<Value*>(device::dynamic_shared() + kWarps * dim * sizeof(float));
     for (int place = rows.begin + warp; place < rows.end; place += kWarps) {
         const int64_t row = rows.row + place - rows.begin;
-        turn_head(p.key + (row * p.kv.num_heads + head) * dim, p.key_gamma, p.eps, p.angles + (position + row) * (dim / 2), dim,
-                  lane, turned);
+        turn_head<0>(p.key + (row * p.kv.num_heads + head) * dim, p.key_gamma, p.eps, p.angles + (position + row) * (dim / 2), dim,
+                     lane, turned);
         for (int i = lane; i < dim; i += kWarpLanes) tile[i * kStride + place] = KvValues<Value>::narrow(turned[i]);
         __syncwarp();
     }

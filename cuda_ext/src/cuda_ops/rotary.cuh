@@ -29,35 +29,51 @@ struct KvValues<float> {
     static __device__ __forceinline__ float2 widen(const Pair& pair) { return pair; }
 };
 
-// 1 / sqrt(mean of squares + eps); lane l has values l, l + 32, ... of head_dim (a multiple of 32).
-__device__ __forceinline__ float inverse_rms_of(const float (&x)[kMaxHeadDim / kWarpLanes], int head_dim, float eps) {
+// The length of a head: known when compiled, or 0 and `at_run_time`.
+template <int kDim>
+__device__ __forceinline__ int head_length(int at_run_time) {
+    return kDim > 0 ? kDim : at_run_time;
+}
+
+// Values of a head that a lane has: lane, lane + 32, ...
+template <int kDim>
+constexpr int kLaneValues = (kDim > 0 ? kDim : kMaxHeadDim) / kWarpLanes;
+
+// 1 / sqrt(mean of squares + eps) of a head whose length is a multiple of 32.
+template <int kNum>
+__device__ __forceinline__ float inverse_rms_of(const float (&x)[kNum], int length, float eps) {
     using namespace quant;
     float sum = 0.0f;
 #pragma unroll
-    for (int k = 0; k < kMaxHeadDim / kWarpLanes; k++)
-        if (k * kWarpLanes < head_dim) sum = add(sum, mul(x[k], x[k]));
+    for (int k = 0; k < kNum; k++)
+        if (k * kWarpLanes < length) sum = add(sum, mul(x[k], x[k]));
+#pragma unroll
     for (int width = kWarpLanes / 2; width > 0; width /= 2) sum = add(sum, __shfl_xor_sync(kWholeWarp, sum, width));
-    return div(1.0f, __fsqrt_rn(add(div(sum, static_cast<float>(head_dim)), eps)));
+    return div(1.0f, __fsqrt_rn(add(div(sum, static_cast<float>(length)), eps)));
 }
 
-// x: [head_dim] in global memory, written by an earlier kernel; gamma: [head_dim] or null; angles: [head_dim / 2] (cosine, sine) of
-// the position. out: [head_dim] in shared memory, complete for every lane of the warp on return.
+// x: [length] in global memory, written by an earlier kernel; gamma: [length] or null; angles: [length / 2] (cosine, sine) of the
+// position. out: [length] in shared memory, complete for every lane of the warp on return.
+template <int kDim>
 __device__ __forceinline__ void turn_head(const float* x, const float* gamma, float eps, const float2* angles, int head_dim,
                                           int lane, float* out) {
     using namespace quant;
-    float values[kMaxHeadDim / kWarpLanes];
+    constexpr int kNum = kLaneValues<kDim>;
+    const int length = head_length<kDim>(head_dim), half = length / 2;
+    float values[kNum];
 #pragma unroll
-    for (int k = 0; k < kMaxHeadDim / kWarpLanes; k++)
-        values[k] = k * kWarpLanes < head_dim ? __ldcg(x + k * kWarpLanes + lane) : 0.0f;
-    const float inverse = gamma ? inverse_rms_of(values, head_dim, eps) : 1.0f;
+    for (int k = 0; k < kNum; k++) values[k] = k * kWarpLanes < length ? __ldcg(x + k * kWarpLanes + lane) : 0.0f;
+    const float inverse = gamma ? inverse_rms_of(values, length, eps) : 1.0f;
 #pragma unroll
-    for (int k = 0; k < kMaxHeadDim / kWarpLanes; k++) {
+    for (int k = 0; k < kNum; k++) {
         const int i = k * kWarpLanes + lane;
-        if (i < head_dim) out[i] = gamma ? mul(mul(values[k], gamma[i]), inverse) : values[k];
+        if (k * kWarpLanes < length) out[i] = gamma ? mul(mul(values[k], gamma[i]), inverse) : values[k];
     }
     __syncwarp();
-    const int half = head_dim / 2;
-    for (int i = lane; i < half; i += kWarpLanes) {
+#pragma unroll
+    for (int k = 0; k < (kNum + 1) / 2; k++) {
+        const int i = k * kWarpLanes + lane;
+        if (i >= half) break;
         const float2 turn = angles[i];
         const float a = out[i], b = out[i + half];
         out[i] = add(mul(a, turn.x), -mul(b, turn.y));
