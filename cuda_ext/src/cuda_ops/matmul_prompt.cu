@@ -88,7 +88,8 @@ void check(const MatmulPromptProblem& problem) {
             "rows of " + std::to_string(problem.x.width) + " values are not whole steps of " + std::to_string(kTileStep));
     for (int i = 0; i < problem.num_parts; i++) {
         const DeviceMatrix& weights = problem.parts[i].weights;
-        require(weights.columns == problem.x.width && weights.rows % 8 == 0,
+        require(weights.columns == problem.x.width && weights.row_bytes == quant::row_bytes(weights.type, weights.columns) &&
+                    weights.rows % 8 == 0,
                 "a matrix of " + std::to_string(weights.rows) + " by " + std::to_string(weights.columns) +
                     " does not go with rows of " + std::to_string(problem.x.width) + " values, or its rows are no multiple of 8");
     }

@@ -1,5 +1,6 @@
 #include "cuda_ops/route_prompt.h"
 
+#include "cache/tier.h"
 #include "cuda_ops/tile_prompt.h"
 #include "device/launch.h"
 #include "device/primitives.cuh"
@@ -204,8 +205,8 @@ __global__ void __launch_bounds__(32) list_residents_kernel(const __grid_constan
     *p.resident.num_experts = num_experts;
     *p.resident.num_tiles = num_tiles;
     if (p.residency.tier_rows) {
-        p.residency.tier_rows[0] += own;
-        p.residency.tier_rows[1] += streamed;
+        p.residency.tier_rows[static_cast<int>(Tier::own)] += own;
+        p.residency.tier_rows[static_cast<int>(Tier::streamed)] += streamed;
     }
 }
 

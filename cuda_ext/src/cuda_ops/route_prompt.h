@@ -68,7 +68,7 @@ struct PromptResidency {
     const uint8_t* slot_base;
     size_t blob_bytes;
     uint32_t* uses;                 // [experts] += rows
-    unsigned long long* tier_rows;  // [2] rows of resident experts, rows of streamed ones (Tier::own, Tier::streamed)
+    unsigned long long* tier_rows;  // [kNumTiers] rows of resident experts go to Tier::own, all others to Tier::streamed
 };
 
 struct RoutePromptProblem {
