@@ -15,8 +15,8 @@ constexpr Levels packed_levels(const int8_t (&levels)[16]) {
     return out;
 }
 
-constexpr Levels kPackedIq4 = packed_levels(kLevelsIq4);
-constexpr Levels kPackedFp4 = packed_levels(kLevelsFp4);
+TANDEM_TABLE Levels kPackedIq4 = packed_levels(kLevelsIq4);
+TANDEM_TABLE Levels kPackedFp4 = packed_levels(kLevelsFp4);
 
 struct NibblePair {
     uint32_t low, high;  // of the low and of the high nibbles of four bytes
