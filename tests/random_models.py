@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.engine.graph import GraphSizes
+from appliance.engine.link_options import LinkOptions
 from appliance.engine.model_runner import ModelRunner, OpenModel, RunnerOptions, choose_isa
+from appliance.engine.peer import PeerPlan
 from appliance.gguf_file import open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
 from appliance.memory.layout import arena_layout
@@ -30,6 +33,7 @@ from appliance.memory.loader import Loader
 from appliance.memory.plan import Machine, PlanRequest, make_plan
 from appliance.memory.policy import Policy
 from appliance.memory.profile import Profile
+from appliance.memory.slots import deal_slots
 from appliance.models.config import read_config
 from tests.gguf_writing import (
     ARRAY,
@@ -46,7 +50,7 @@ from tests.gguf_writing import (
 )
 
 ROUTER_GAIN = 4.0
-ANY_MACHINE = Machine(memory_bytes=1 << 50, memory_source="a test", shm_bytes=None, shm_dir="")
+ANY_MACHINE = Machine(memory_bytes=1 << 50, memory_source="a test", shm_bytes=None, shm_dir="", gpu_bytes={"cuda:0": 1 << 50})
 
 
 @dataclass(frozen=True)
@@ -116,13 +120,13 @@ def _tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
 
 
 @contextmanager
-def open_arena(model: RandomModel, shm_dir: Path) -> Iterator[Arena]:
+def open_arena(model: RandomModel, shm_dir: Path, *, for_gpu: bool = False) -> Iterator[Arena]:
     """The sealed arena of a model, written by the real loader the first time."""
     loaded = open_gguf(model.path)
     place = ArenaPlace(shm_dir, loaded.content_id, arena_layout(loaded, read_config(loaded)))
     if not place.path.exists():
         Loader(loaded, shm_dir, StringIO()).fill()
-    with Arena.open(place) as arena:
+    with Arena.open(place, for_gpu=for_gpu) as arena:
         yield arena
 
 
@@ -141,16 +145,21 @@ def open_runner(
     max_swaps: int = 0,
     policy: Policy | None = None,
     share: tuple[int, int] = (0, 1),
+    card: str = "host:0",
+    peer_slots: int | None = None,
+    link: LinkOptions | None = None,
+    asleep: bool = False,
 ) -> Iterator[ModelRunner]:
-    """A runner on a host card of its own. `max_logits`: rows whose logits one run can give; all of a chunk by default."""
+    """A runner on a card of its own. `max_logits`: rows whose logits one run can give; all of a chunk by default."""
     loaded = open_gguf(model.path)
     config = read_config(loaded)
     assert kv_type in ("f16", "f32")
-    request = PlanRequest(("host:0",), context or model.shape.context, chunk, "f16" if kv_type == "f16" else "f32", slots, None)
-    with open_arena(model, shm_dir) as arena:
+    request = PlanRequest((card,), context or model.shape.context, chunk, "f16" if kv_type == "f16" else "f32", slots, None)
+    with open_arena(model, shm_dir, for_gpu=card.startswith("cuda:")) as arena:
         plan = make_plan(config, loaded.tensors, arena.layout, request, ANY_MACHINE)
         sizes = GraphSizes(plan.chunk, plan.chunk if max_logits is None else max_logits, plan.context, plan.kv_type)
-        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, share)
+        peer = None if peer_slots is None else PeerPlan("host:1", deal_slots(arena.layout, peer_slots))
+        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, share, None, peer, link, asleep)
         profile = Profile.uniform(arena.layout, loaded.fingerprint)
         runner = ModelRunner(OpenModel(loaded, config, arena), plan.cards[0], options, profile=profile, policy=policy)
         try:
@@ -158,6 +167,14 @@ def open_runner(
         finally:
             runner.close()
             del runner
+
+
+def fill(runner: ModelRunner) -> None:
+    """Boundaries until all slots that were taken again are full."""
+    deadline = time.monotonic() + 60
+    while runner.is_filling:
+        assert time.monotonic() < deadline, "the slots are not filled"
+        runner.between_windows()
 
 
 def dequantised(model: RandomModel) -> dict[str, NDArray[np.float32]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from appliance.errors import UnsupportedModelError
 from appliance.memory.layout import ArenaLayout, BlobPart
 from appliance.models.config import ModelConfig
+from appliance.models.recording import Recorder, Table
 from appliance.models.rope import Rotation
 from cuda_ext import _native as native
 
@@ -33,7 +34,7 @@ class ModelMemory:
     """By layer."""
     workspace: Mapping[str, native.View]
     """By the names of `appliance.memory.workspace`."""
-    table: native.ExpertTable
+    table: Table
     layout: ArenaLayout
 
 
@@ -49,8 +50,8 @@ class Heads:
 class Ops:
     """Records one program. Used once, while the engine starts."""
 
-    def __init__(self, program: native.Program, card: native.HostCard, config: ModelConfig, memory: ModelMemory) -> None:
-        self._recorder = native.Recorder(program, card)
+    def __init__(self, recorder: Recorder, config: ModelConfig, memory: ModelMemory) -> None:
+        self._recorder = recorder
         self._config = config
         self._memory = memory
         self._hidden = memory.workspace["hidden"]

@@ -112,6 +112,7 @@ void bind_cards(nb::module_& module) {
             nb::call_guard<nb::gil_scoped_release>(), "Memory for slots, which can be given back in parts.")
         .def("bytes_by_use", &HostCard::bytes_by_use)
         .def("pin", [](HostCard&, const View& arena) { return arena.nbytes; }, nb::arg("arena"), "Nothing to do for a host card.")
+        .def("unpin", [](HostCard&) {})
         .def("write", &write_bytes, nb::arg("to"), nb::arg("data"), "Bytes to the card.")
         .def("new_table", &new_table, nb::arg("num_layers"), nb::arg("num_experts"), nb::arg("memory"))
         .def(

@@ -89,6 +89,7 @@ void bind_card(nb::module_& module) {
             Released(), "Memory for slots, which can be given back in parts.")
         .def("bytes_by_use", &CudaCard::bytes_by_use)
         .def("pin", &CudaCard::pin, "arena"_a, Released(), "Pins the arena as far as the system allows; returns how many bytes are.")
+        .def("unpin", &CudaCard::unpin, Released(), "Before the arena's memory goes.")
         .def("write", &write_bytes, "to"_a, "data"_a, "Bytes to the card; blocks.")
         .def_prop_rw("streamed_ratio", &CudaCard::streamed_ratio, &CudaCard::set_streamed_ratio)
         .def("new_table", &new_table, "num_layers"_a, "num_experts"_a, "memory"_a)

@@ -76,6 +76,11 @@ size_t CudaCard::pin(const View& arena) {
     return std::min(pinned_->pinned_bytes(), arena.nbytes);
 }
 
+void CudaCard::unpin() {
+    pinned_.reset();
+    arena_ = {};
+}
+
 bool CudaCard::is_pinned(const View& part) const {
     return pinned_ && pinned_->is_pinned(part.data(), part.nbytes);
 }

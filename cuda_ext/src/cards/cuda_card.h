@@ -44,6 +44,8 @@ class CudaCard {
 
     // Pins the arena as far as the system allows; returns how many bytes are pinned.
     size_t pin(const View& arena);
+    // Before the arena's memory goes. Nothing may be running.
+    void unpin();
     // Whether kernels may read the part in place.
     bool is_pinned(const View& part) const;
 

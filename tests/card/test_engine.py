@@ -1,0 +1,106 @@
+"""The whole engine on a CUDA card: decode windows have the bits of a host card wherever the experts lie; prompts are as close as
+their arithmetic allows, and do not depend on placement either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from appliance.engine.model_runner import ModelRunner
+from appliance.memory.policy import AlwaysSwap, blob_bytes_table
+from tests.gguf_writing import ModelShape
+from tests.random_models import RandomModel, open_arena, open_runner, prefill, write_random_model
+
+Logits = NDArray[np.float32]
+SHAPE = ModelShape(layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, experts=8, top_k=3, width=96, vocab=320, context=768)
+TYPES = {"ffn_gate_exps": "Q4_K", "ffn_up_exps": "Q4_K", "ffn_down_exps": "Q8_0", "attn_q": "Q4_K", "attn_v": "Q6_K"}
+NUM_EXPERTS = SHAPE.layers * SHAPE.experts
+RNG = np.random.default_rng(7)
+PROMPT = RNG.integers(0, SHAPE.vocab, 40).tolist()
+DECODED = RNG.integers(0, SHAPE.vocab, 24).tolist()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
+    return write_random_model(tmp_path_factory.mktemp("model") / "m.gguf", SHAPE, types=TYPES)
+
+
+@pytest.fixture(scope="module")
+def arena_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("arena")
+
+
+def one_by_one(runner: ModelRunner, ids: list[int], position: int = 0) -> Logits:
+    """Logits of windows of one row each."""
+    rows = []
+    for offset, token in enumerate(ids):
+        rows.append(runner.run([token], position + offset, 1)[-1].values().copy())
+        runner.between_windows()
+    return np.stack(rows)
+
+
+@pytest.fixture(scope="module")
+def expected(model: RandomModel, arena_dir: Path) -> Logits:
+    """Of a host card, every token a window."""
+    with open_runner(model, arena_dir, kv_type="f16", max_logits=8) as runner:
+        return one_by_one(runner, DECODED)
+
+
+def open_gpu(model: RandomModel, arena_dir: Path, slots: int, **options: object) -> Iterator[ModelRunner]:
+    return open_runner(model, arena_dir, slots=slots, card="cuda:0", kv_type="f16", max_logits=8, chunk=64, **options)  # type: ignore
+
+
+@pytest.mark.parametrize("slots", [NUM_EXPERTS, 0, NUM_EXPERTS // 2])
+def test_windows_have_the_bits_of_a_host_card(model: RandomModel, arena_dir: Path, expected: Logits, slots: int) -> None:
+    with open_gpu(model, arena_dir, slots) as runner:
+        assert np.array_equal(one_by_one(runner, DECODED), expected)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 8])
+def test_windows_of_several_rows_have_the_same_bits(model: RandomModel, arena_dir: Path, expected: Logits, rows: int) -> None:
+    with open_gpu(model, arena_dir, NUM_EXPERTS // 2) as runner:
+        assert np.array_equal(prefill(runner, DECODED, num_logits=rows, chunk=rows), expected)
+
+
+def test_swaps_in_every_window_change_nothing(model: RandomModel, arena_dir: Path, expected: Logits) -> None:
+    with open_arena(model, arena_dir) as arena:
+        policy = AlwaysSwap(blob_bytes_table(arena.layout))
+    with open_gpu(model, arena_dir, NUM_EXPERTS // 2, policy=policy, max_swaps=3) as runner:
+        assert np.array_equal(one_by_one(runner, DECODED), expected)
+        assert runner.stats()["swaps"] > 0
+
+
+def test_a_prompt_does_not_depend_on_where_experts_lie(model: RandomModel, arena_dir: Path) -> None:
+    results = []
+    for slots in (NUM_EXPERTS, 0, NUM_EXPERTS // 2):
+        with open_gpu(model, arena_dir, slots) as runner:
+            results.append(prefill(runner, PROMPT, num_logits=8))
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[2])
+
+
+def test_a_prompt_is_close_to_windows(model: RandomModel, arena_dir: Path) -> None:
+    with open_runner(model, arena_dir, kv_type="f16", max_logits=8) as runner:
+        exact = one_by_one(runner, PROMPT)[-8:]
+    with open_gpu(model, arena_dir, NUM_EXPERTS) as runner:
+        logits = prefill(runner, PROMPT, num_logits=8)
+    assert np.abs(logits - exact).mean() < 0.03 * exact.std()
+
+
+def test_extremes_of_a_row_are_those_of_its_values(model: RandomModel, arena_dir: Path) -> None:
+    with open_gpu(model, arena_dir, 0) as runner:
+        row = runner.run(PROMPT, 0, 1)[0]
+        values = row.values()
+        assert (row.likeliest, row.peak, row.lowest) == (int(values.argmax()), float(values.max()), float(values.min()))
+
+
+def test_tiers_are_counted(model: RandomModel, arena_dir: Path) -> None:
+    with open_gpu(model, arena_dir, 0) as runner:
+        one_by_one(runner, DECODED)
+        rows = runner.stats()["rows_by_tier"]
+        assert rows.get("own", 0) == 0
+        assert sum(rows.values()) == len(DECODED) * SHAPE.layers * SHAPE.top_k
