@@ -6,10 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PAGE := appliance/web/static/index.html
-NATIVE_SOURCES := $(shell find cuda_ext -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt')
+NATIVE_SOURCES := $(shell find cuda_ext -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name 'CMakeLists.txt')
+FORMATTED := find cuda_ext -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
+# CUDA=1 builds the native module for CUDA cards, ARCHITECTURES="90;120" for these alone; it stays so until CUDA=0.
+NATIVE_OPTIONS := $(if $(CUDA),-C cmake.define.TANDEM_CUDA=$(if $(filter 0,$(CUDA)),OFF,ON)) $(if $(ARCHITECTURES),-C cmake.define.CMAKE_CUDA_ARCHITECTURES="$(ARCHITECTURES)")
+EMULATED := build/emulated
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check format native clean
+.PHONY: help setup run test test-all test-emulated check format native device-code clean always
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,10 +25,15 @@ run: setup ## Serve the demo model at http://127.0.0.1:8080 (ARGS="MODEL.gguf --
 
 test: setup $(STAMPS)/dev ## All tests that need no GPU, no network and no docker
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(MAKE) test-emulated
 	$(BIN)/python scripts/page.py test
+
+test-emulated: setup $(STAMPS)/dev $(STAMPS)/emulated ## The tests of the code for CUDA cards, on emulated cards
+	$(BIN)/python -m pytest tests/card --native $(EMULATED)/_native*.so $(ARGS)
 
 test-all: setup $(STAMPS)/dev ## The slow tests too
 	$(BIN)/python -m pytest $(ARGS)
+	$(MAKE) test-emulated
 	$(BIN)/python scripts/page.py test
 
 check: setup $(STAMPS)/dev ## Linters and type checks, as CI runs them before the tests
@@ -32,15 +41,18 @@ check: setup $(STAMPS)/dev ## Linters and type checks, as CI runs them before th
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	find cuda_ext -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(FORMATTED) | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/shellcheck .ci/run scripts/*.sh
 
 format: $(STAMPS)/dev ## Format Python and C++
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	find cuda_ext -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
+	$(FORMATTED) | xargs $(BIN)/clang-format -i
 
-native: $(STAMPS)/native ## Build the native module
+native: $(STAMPS)/native ## Build the native module (CUDA=1: for CUDA cards)
+
+device-code: $(STAMPS)/runtime ## Compile the code for CUDA cards with nvcc, for one architecture
+	$(BIN)/python scripts/device_code.py
 
 clean: ## Remove everything that was built
 	rm -rf build dist $(VENV) webui/node_modules appliance/web/static
@@ -58,8 +70,15 @@ $(STAMPS)/dev: $(STAMPS)/runtime
 	$(BIN)/python scripts/install_requirements.py dev
 	@touch $@
 
-$(STAMPS)/native: $(STAMPS)/runtime $(NATIVE_SOURCES)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps -e .
+$(STAMPS)/native: $(STAMPS)/runtime $(NATIVE_SOURCES) $(if $(CUDA),always)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps $(NATIVE_OPTIONS) -e .
+	@touch $@
+
+$(STAMPS)/emulated: $(STAMPS)/runtime $(NATIVE_SOURCES)
+	$(BIN)/cmake -S cuda_ext -B $(EMULATED) -G Ninja --log-level=WARNING -DTANDEM_CUDA=EMULATED -DCMAKE_BUILD_TYPE=Release \
+	    -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	    -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" >/dev/null
+	$(BIN)/cmake --build $(EMULATED) -- --quiet
 	@touch $@
 
 $(PAGE): $(STAMPS)/runtime webui/package.json webui/package-lock.json webui/build.mjs $(wildcard webui/src/*)

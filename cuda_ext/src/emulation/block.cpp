@@ -96,6 +96,7 @@ void Block::start() {
     cursor_ = descending_ ? warps_.size() - 1 : 0;
     for (size_t i = 0; i < threads_.size(); i++) {
         threads_[i].waited = false;
+        threads_[i].operation = nullptr;
         threads_[i].copies.clear();
         threads_[i].group = 0;
         prepare(threads_[i].context, workplace().stacks.stack(i), Stacks::kBytes, &Block::enter);
@@ -104,7 +105,9 @@ void Block::start() {
 }
 
 void Block::check_end() const {
-    const std::string name = shape_.name + ", block " + triple(index_) + ": ";
+    const Place& place = threads_[0].place;
+    const std::string seen = threads_[0].operation == nullptr ? "" : " (thread 0 last waited at " + describe(place) + ")";
+    const std::string name = shape_.name + ", block " + triple(index_) + seen + ": ";
     for (size_t i = 0; i < kGuard; i++)
         if (shared_[shape_.shared_bytes + i] != kGuardByte)
             throw LaunchFailure(name + "byte " + std::to_string(shape_.shared_bytes + i) +
