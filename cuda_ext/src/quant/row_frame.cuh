@@ -70,7 +70,7 @@ struct LanePlace {
     __device__ __forceinline__ int place() const { return lane % kBlocks; }
 };
 
-// Whoever holds result `index` of the batch after all levels.
+// After all levels a lane holds the results `index`, `index` + 8, ... of a batch (one only where there are up to eight).
 struct Holder {
     int index;
     bool writes;  // one of the lanes that hold it
@@ -156,8 +156,12 @@ __device__ __forceinline__ void dot_batch(const SharedDots& p, const LanePlace& 
     }
     add_levels<kWhole, count, Tree::kSupers, Tree::kAll>(sums, at.lane);
     const Holder holder = holder_of<kWhole, count>(at);
-    const int row = lane_row + holder.index / kInputs * at.side, input = holder.index % kInputs;
-    if (holder.writes && row < p.num_rows() && input < p.num_inputs()) p.out[input * p.out_stride + row] = add(sums[0], 0.0f);
+#pragma unroll
+    for (int i = 0; i < kHalved<count, Tree::kAll>; i++) {
+        const int index = holder.index + (i << Tree::kAll);
+        const int row = lane_row + index / kInputs * at.side, input = index % kInputs;
+        if (holder.writes && row < p.num_rows() && input < p.num_inputs()) p.out[input * p.out_stride + row] = add(sums[i], 0.0f);
+    }
 }
 
 // As many batches of kSteps as there are rows for, then halves.
