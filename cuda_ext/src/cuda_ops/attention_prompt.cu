@@ -21,10 +21,9 @@ struct WarpRows {
     int first;
     int num;  // 0: none
 
-    __device__ static WarpRows of(int64_t slot, int group, int kv_head, int num_rows) {
-        const auto first = static_cast<int>(slot / group) * kRows;
-        const int left = num_rows - first;
-        return {kv_head * group + static_cast<int>(slot % group), first, left < 0 ? 0 : left < kRows ? left : kRows};
+    __device__ static WarpRows of(int slot, int group, int kv_head, int num_rows) {
+        const int first = slot / group * kRows;
+        return {kv_head * group + slot % group, first, max(0, min(kRows, num_rows - first))};
     }
     // Tiles that its last row sees.
     __device__ int64_t num_tiles(int64_t position) const { return num == 0 ? 0 : (position + first + num - 1) / kKvTile + 1; }
@@ -50,65 +49,84 @@ __device__ __forceinline__ void store_rows(const AttentionPromptProblem& p, cons
     }
 }
 
-// What a warp carries from tile to tile.
-template <int kDim>
-struct WarpState {
-    RunningSoftmax softmax{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-    float out[kDim / kColumns][4] = {};
+// The tiles of one key/value head, on their way into shared memory.
+template <int kDim, class Value>
+struct HeadTiles {
+    static constexpr int kTileHalves = kKvTile * kDim;
+    const Value* keys;
+    const Value* values;
+    int64_t end;  // positions that are written
+
+    __device__ static HeadTiles of(const KvLayer& kv, int head, int64_t end) {
+        const int64_t at = head * kv.num_tiles * kTileHalves;
+        return {reinterpret_cast<const Value*>(kv.keys) + at, reinterpret_cast<const Value*>(kv.values) + at, end};
+    }
+    __device__ __forceinline__ void start_keys(int64_t tile, __half* to) const {
+        start_tile<kDim, kKvTile / kUnitHalves, false>(keys + tile * kTileHalves, 0, to);
+    }
+    // A weight of zero times what was never written could be NaN: there are zeros instead.
+    __device__ __forceinline__ void start_values(int64_t tile, __half* to) const {
+        const int64_t left = end - tile * kKvTile;
+        start_tile<kKvTile, kDim / kUnitHalves, true>(values + tile * kTileHalves,
+                                                      static_cast<int>(left < kKvTile ? left : kKvTile), to);
+    }
 };
 
-// The next tile's keys are copied while values are summed, its values while keys are scored.
+// Waits for this thread's copies, then for all threads.
+__device__ __forceinline__ void finish_copies() {
+    device::copy_async_wait<0>();
+    __syncthreads();
+}
+
+// All tiles for the rows of a warp. Values are copied while keys are scored, the next keys while values are summed.
+template <int kDim, class Value>
+__device__ __forceinline__ void attend_tiles(const HeadTiles<kDim, Value>& tiles, int64_t num_tiles, int64_t num_seen,
+                                             int64_t first_position, float factor, int lane, __half* shared, const __half* queries,
+                                             RunningSoftmax& softmax, float (&out)[kDim / kColumns][4]) {
+    __half *keys = shared, *values = shared + kKvTile * kDim;
+    for (int64_t tile = 0; tile < num_tiles; tile++) {
+        const bool sees = tile < num_seen;
+        float scores[kScoreBlocks][4] = {}, before[2];
+        finish_copies();
+        tiles.start_values(tile, values);
+        if (sees) {
+            const auto ahead = static_cast<int>(tile * kKvTile - first_position);
+            score_rows<kDim>(queries, keys, lane, scores);
+            if (ahead + kKvTile > 1) mask_scores(ahead, lane, scores);
+            advance_rows(factor, softmax, scores, before);
+        }
+        finish_copies();
+        if (tile + 1 < num_tiles) tiles.start_keys(tile + 1, keys);
+        if (!sees) continue;
+        scale_rows(before, out);
+        mix_rows<kDim>(values, scores, lane, out);
+    }
+}
+
 template <int kDim, class Value>
 __global__ void __launch_bounds__(kWarps* kWarpLanes, kBlocksPerMultiprocessor<kDim>)
     attention_kernel(const AttentionPromptProblem p, const int64_t position, const int num_rows) {
-    constexpr int kTileHalves = kKvTile * kDim, kKeyUnits = kKvTile / kUnitHalves, kValueUnits = kDim / kUnitHalves;
     const int warp = static_cast<int>(threadIdx.x) / kWarpLanes, lane = static_cast<int>(threadIdx.x) % kWarpLanes;
     const int group = p.query_heads / p.kv.num_heads, kv_head = static_cast<int>(blockIdx.y);
-    const int64_t block = gridDim.x - 1 - blockIdx.x;  // late rows see most: they start first
+    const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // late rows see most: they start first
     const WarpRows rows = WarpRows::of(block * kWarps + warp, group, kv_head, num_rows);
     int64_t num_tiles = 0;
     for (int w = 0; w < kWarps; w++) {
         const int64_t num = WarpRows::of(block * kWarps + w, group, kv_head, num_rows).num_tiles(position);
         num_tiles = num > num_tiles ? num : num_tiles;
     }
-    __half* keys = reinterpret_cast<__half*>(device::dynamic_shared());
-    __half* values = keys + kTileHalves;
-    __half* queries = values + kTileHalves + warp * kRows * kDim;
-    const int64_t head_at = kv_head * p.kv.num_tiles * kTileHalves;
-    const Value* key_memory = reinterpret_cast<const Value*>(p.kv.keys) + head_at;
-    const Value* value_memory = reinterpret_cast<const Value*>(p.kv.values) + head_at;
-    const auto written = [&](int64_t tile) {
-        const int64_t left = position + num_rows - tile * kKvTile;
-        return static_cast<int>(left < kKvTile ? left : kKvTile);
-    };
+    __half* shared = reinterpret_cast<__half*>(device::dynamic_shared());
+    __half* queries = shared + (2 * kKvTile + warp * kRows) * kDim;
     const int64_t query_at = (int64_t{rows.first} * p.query_heads + rows.head) * kDim;
-    start_queries<kValueUnits>(reinterpret_cast<const __half*>(p.query) + query_at, int64_t{p.query_heads} * kDim, rows.num, lane,
-                               queries);
-    start_tile<kDim, kKeyUnits, false>(key_memory, 0, keys);
-    const float factor = __fmul_rn(p.scale, kLog2e);
-    WarpState<kDim> state;
-    for (int64_t tile = 0; tile < num_tiles; tile++) {
-        const bool sees = tile < rows.num_tiles(position);
-        float scores[kScoreBlocks][4] = {}, before[2];
-        start_tile<kKvTile, kValueUnits, true>(value_memory + tile * kTileHalves, written(tile), values);
-        device::copy_async_wait<1>();
-        __syncthreads();
-        if (sees) {
-            const auto ahead = static_cast<int>(tile * kKvTile - position - rows.first);
-            score_rows<kDim>(queries, keys, lane, scores);
-            if (ahead + kKvTile > 1) mask_scores(ahead, lane, scores);
-            advance_rows(factor, state.softmax, scores, before);
-        }
-        device::copy_async_wait<0>();
-        __syncthreads();
-        if (tile + 1 < num_tiles) start_tile<kDim, kKeyUnits, false>(key_memory + (tile + 1) * kTileHalves, 0, keys);
-        if (sees) {
-            scale_rows(before, state.out);
-            mix_rows<kDim>(values, scores, lane, state.out);
-        }
-        __syncthreads();
-    }
-    store_rows<kDim>(p, rows, state.softmax, lane, state.out);
+    start_queries<kDim / kUnitHalves>(reinterpret_cast<const __half*>(p.query) + query_at, int64_t{p.query_heads} * kDim, rows.num,
+                                      lane, queries);
+    const auto tiles = HeadTiles<kDim, Value>::of(p.kv, kv_head, position + num_rows);
+    tiles.start_keys(0, shared);
+    RunningSoftmax softmax{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+    float out[kDim / kColumns][4] = {};
+    attend_tiles<kDim>(tiles, num_tiles, rows.num_tiles(position), position + rows.first, __fmul_rn(p.scale, kLog2e), lane, shared,
+                       queries, softmax, out);
+    store_rows<kDim>(p, rows, softmax, lane, out);
 }
 
 using Kernel = void (*)(AttentionPromptProblem, int64_t, int);

@@ -69,14 +69,19 @@ __device__ __forceinline__ int spans_seen(const Block& block, int q, int begin) 
     return max(0, min(kMergeSpans, (block.position + block.row_of(q)) / kSpan + 1 - begin));
 }
 
-// out: [spans, head_dim] of one query, from the batch's first span on; two dimensions.
+// out: [num, head_dim] of one query, from the batch's first span on; two dimensions. All loads are under way before the first is
+// needed: they come from the L2 cache, one after the other they would take longer than the rest of the kernel.
 __device__ __forceinline__ float2 merge_pair(const float* out, int head_dim, const float* factors, int num, float2 sum) {
     using namespace quant;
-#pragma unroll 4
-    for (int k = 0; k < num; k++) {
-        const float2 span = __ldcg(reinterpret_cast<const float2*>(out + int64_t{k} * head_dim));
+    float2 spans[kMergeSpans];
+#pragma unroll
+    for (int k = 0; k < kMergeSpans; k++)
+        if (k < num) spans[k] = __ldcg(reinterpret_cast<const float2*>(out + k * head_dim));
+#pragma unroll
+    for (int k = 0; k < kMergeSpans; k++) {
+        if (k >= num) break;
         const float a = factors[k], b = factors[kMergeSpans + k];
-        sum = {fma(sum.x, a, mul(span.x, b)), fma(sum.y, a, mul(span.y, b))};
+        sum = {fma(sum.x, a, mul(spans[k].x, b)), fma(sum.y, a, mul(spans[k].y, b))};
     }
     return sum;
 }
