@@ -47,6 +47,8 @@ struct RowKernels {
     // num_values floats -> ceil(num_values / 256) groups, the last one padded with zero blocks.
     // num_values: a multiple of 32. row_scale multiplies the block scales (1/rms after a norm, else 1).
     void (*quantise)(const float* x, int64_t num_values, float row_scale, ActGroup* out);
+    // 32 floats -> block `place` of a group; its other blocks are left alone.
+    void (*quantise_block)(const float* x, float row_scale, ActGroup* out, int place);
     // out[x * out_stride + r] = weight row r . input row x, for r < num_rows and x < num_x (any num_x >= 1).
     void (*dot)(Type type, const uint8_t* weights, size_t row_stride, int64_t num_rows, int64_t num_values, const ActRow* x,
                 int64_t num_x, float* out, int64_t out_stride);

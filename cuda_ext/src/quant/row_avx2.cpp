@@ -1,7 +1,9 @@
 // The row kernels for AVX2, FMA and F16C.
 #ifdef TANDEM_X86
 #include "quant/row_versions.h"
+#include "quant/x86/decode_blocks_avx2.h"
 #include "quant/x86/decode_books_avx2.h"
+#include "quant/x86/decode_k_avx2.h"
 #include "quant/x86/lanes_avx2.h"
 
 namespace tandem::quant {
@@ -63,7 +65,7 @@ constexpr TileForm tile_form() {
 
 namespace tandem::quant {
 
-const RowKernels kRowKernelsAvx2 = {quantise, dot, swiglu};
+const RowKernels kRowKernelsAvx2 = {quantise, quantise_place, dot, swiglu};
 
 }  // namespace tandem::quant
 #endif

@@ -2,6 +2,7 @@
 // has no range to mind; two blocks of a row share a register.
 #ifdef TANDEM_X86
 #include "quant/row_versions.h"
+#include "quant/x86/decode_blocks_avx512.h"
 #include "quant/x86/decode_books_avx512.h"
 #include "quant/x86/lanes_avx512.h"
 
@@ -57,7 +58,7 @@ constexpr TileForm tile_form() {
 
 namespace tandem::quant {
 
-const RowKernels kRowKernelsAvx512 = {quantise, dot, swiglu};
+const RowKernels kRowKernelsAvx512 = {quantise, quantise_place, dot, swiglu};
 
 }  // namespace tandem::quant
 #endif

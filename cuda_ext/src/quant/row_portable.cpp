@@ -20,6 +20,10 @@ void quantise(const float* x, int64_t num_values, float row_scale, ActGroup* out
     }
 }
 
+void quantise_place(const float* x, float row_scale, ActGroup* out, int place) {
+    quantise_block(x, row_scale, *out, place);
+}
+
 void swiglu(const float* gate, const float* up, int64_t num_values, float* out) {
     for (int64_t i = 0; i < num_values; i++) out[i] = swiglu_value(gate[i], up[i]);
 }
@@ -92,6 +96,6 @@ void dot(Type type, const uint8_t* weights, size_t row_stride, int64_t num_rows,
 
 }  // namespace
 
-const RowKernels kRowKernelsPortable = {quantise, dot, swiglu};
+const RowKernels kRowKernelsPortable = {quantise, quantise_place, dot, swiglu};
 
 }  // namespace tandem::quant

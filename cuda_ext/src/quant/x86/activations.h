@@ -19,7 +19,6 @@ TANDEM_INLINE int16_t sum_of(__m256i v) {
     return static_cast<int16_t>(_mm_cvtsi128_si32(s));
 }
 
-// Place j of `out`, which is zero before.
 TANDEM_INLINE void quantise_block_vector(const float* x, float row_scale, ActGroup& out, int j) {
     __m256 v[4];
     __m256i magnitude = _mm256_setzero_si256();
@@ -29,8 +28,12 @@ TANDEM_INLINE void quantise_block_vector(const float* x, float row_scale, ActGro
     }
     const BlockScales scales = block_scales(largest_of(magnitude), row_scale);
     out.d[j] = scales.d;
-    if (scales.inverse == 0.0f) return;
     __m256i q[4];
+    if (scales.inverse == 0.0f) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out.q + kBlock * j), _mm256_setzero_si256());
+        out.sum16[2 * j] = out.sum16[2 * j + 1] = 0;
+        return;
+    }
     for (int i = 0; i < 4; i++) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(scales.inverse)));
     const __m256i lanes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     const __m256i natural = _mm256_permutevar8x32_epi32(lanes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -46,6 +49,10 @@ void quantise(const float* x, int64_t num_values, float row_scale, ActGroup* out
         if (b % kBlocks == 0) group = ActGroup{};
         quantise_block_vector(x + b * kBlock, row_scale, group, static_cast<int>(b % kBlocks));
     }
+}
+
+void quantise_place(const float* x, float row_scale, ActGroup* out, int place) {
+    quantise_block_vector(x, row_scale, *out, place);
 }
 
 TANDEM_INLINE __m256 exp_clamped_vector(__m256 x) {  // exp_clamped, lane by lane

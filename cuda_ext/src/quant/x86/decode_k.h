@@ -1,4 +1,5 @@
-// Decoders of the K types, IQ4_XS, TQ1_0 and TQ2_0: super-blocks whose weights need no code book.
+// Super-blocks whose weights need no code book: the scales of the K types and of IQ4_XS, whose weights each instruction set unpacks
+// in its own way (decode_k_<isa>.h), and the decoders of TQ1_0 and TQ2_0.
 #pragma once
 #include "quant/x86/decode.h"
 
@@ -22,15 +23,6 @@ TANDEM_INLINE void two_bit_fields(const uint8_t* qs, Super& out) {
     }
 }
 
-TANDEM_INLINE void four_bit_fields(const uint8_t* qs, Super& out) {
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int i = 0; i < 4; i++) {
-        const __m256i q = load256(qs + 32 * i);
-        out.w[2 * i] = _mm256_and_si256(q, low);
-        out.w[2 * i + 1] = _mm256_and_si256(_mm256_srli_epi16(q, 4), low);
-    }
-}
-
 // k_scale of all eight blocks of Q4_K and Q5_K, with the block's f16 d and m.
 TANDEM_INLINE void k_scales(const uint8_t* scales, const uint8_t* d, const uint8_t* m, Super& out) {
     const uint32_t a = load_u32(scales), b = load_u32(scales + 4), c = load_u32(scales + 8);
@@ -40,102 +32,31 @@ TANDEM_INLINE void k_scales(const uint8_t* scales, const uint8_t* d, const uint8
     out.m = _mm256_mul_ps(_mm256_xor_ps(broadcast_f16(m), _mm256_set1_ps(-0.0f)), floats_of_u8(minimum));
 }
 
-template <>
-struct Decoder<Q2_K> {
-    static constexpr Weights weights = {.largest = 3, .halves = true};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const Q2_K::Block*>(p);
-        two_bit_fields(b.qs, out);
-        const __m128i bytes = load128(b.scales), low = _mm_set1_epi8(15);
-        set_half_scales(_mm256_cvtepu8_epi16(_mm_and_si128(bytes, low)), out);
-        out.minima = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(bytes, 4), low));
-        out.d = broadcast_f16(b.d);
-        out.m = _mm256_xor_ps(broadcast_f16(b.m), _mm256_set1_ps(-0.0f));
-    }
-};
+TANDEM_INLINE void q2_k_scales(const Q2_K::Block& b, Super& out) {
+    const __m128i bytes = load128(b.scales), low = _mm_set1_epi8(15);
+    set_half_scales(_mm256_cvtepu8_epi16(_mm_and_si128(bytes, low)), out);
+    out.minima = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(bytes, 4), low));
+    out.d = broadcast_f16(b.d);
+    out.m = _mm256_xor_ps(broadcast_f16(b.m), _mm256_set1_ps(-0.0f));
+}
 
-template <>
-struct Decoder<Q3_K> {
-    static constexpr Weights weights = {.offset = 4, .largest = 7, .halves = true};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const Q3_K::Block*>(p);
-        two_bit_fields(b.qs, out);
-        const __m256i high = load256(b.hmask);
-        for (int j = 0; j < kBlocks; j++) {
-            const __m256i third = j < 2 ? _mm256_slli_epi16(high, 2 - j) : _mm256_srli_epi16(high, j - 2);
-            out.w[j] = _mm256_or_si256(out.w[j], _mm256_and_si256(third, _mm256_set1_epi8(4)));
-        }
-        const uint64_t low = load_u64(b.scales), upper = load_u32(b.scales + 8), nibbles = 0x0f0f0f0f0f0f0f0full;
-        const uint64_t fields = 0x0303030303030303ull;
-        const uint64_t first = (low & nibbles) | ((upper | upper >> 2 << 32) & fields) << 4;
-        const uint64_t last = (low >> 4 & nibbles) | ((upper >> 4 | upper >> 6 << 32) & fields) << 4;
-        const __m128i bytes = _mm_set_epi64x(static_cast<long long>(last), static_cast<long long>(first));
-        set_half_scales(_mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes), _mm256_set1_epi16(32)), out);
-        out.d = broadcast_f16(b.d);
-    }
-};
+TANDEM_INLINE void q3_k_scales(const Q3_K::Block& b, Super& out) {
+    const uint64_t low = load_u64(b.scales), upper = load_u32(b.scales + 8), nibbles = 0x0f0f0f0f0f0f0f0full;
+    const uint64_t fields = 0x0303030303030303ull;
+    const uint64_t first = (low & nibbles) | ((upper | upper >> 2 << 32) & fields) << 4;
+    const uint64_t last = (low >> 4 & nibbles) | ((upper >> 4 | upper >> 6 << 32) & fields) << 4;
+    const __m128i bytes = _mm_set_epi64x(static_cast<long long>(last), static_cast<long long>(first));
+    set_half_scales(_mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes), _mm256_set1_epi16(32)), out);
+    out.d = broadcast_f16(b.d);
+}
 
-template <>
-struct Decoder<Q4_K> {
-    static constexpr Weights weights = {.largest = 15};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const Q4_K::Block*>(p);
-        four_bit_fields(b.qs, out);
-        k_scales(b.scales, b.d, b.m, out);
-    }
-};
-
-template <>
-struct Decoder<Q5_K> {
-    static constexpr Weights weights = {.largest = 31};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const Q5_K::Block*>(p);
-        four_bit_fields(b.qs, out);
-        const __m256i high = load256(b.qh);
-        for (int j = 0; j < kBlocks; j++) {
-            const __m256i fifth = j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
-            out.w[j] = _mm256_or_si256(out.w[j], _mm256_and_si256(fifth, _mm256_set1_epi8(16)));
-        }
-        k_scales(b.scales, b.d, b.m, out);
-    }
-};
-
-template <>
-struct Decoder<Q6_K> {
-    static constexpr Weights weights = {.offset = 32, .largest = 63, .halves = true};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const Q6_K::Block*>(p);
-        const __m256i low = _mm256_set1_epi8(15), upper = _mm256_set1_epi8(0x30);
-        for (int h = 0; h < 2; h++) {
-            const __m256i x = load256(b.ql + 64 * h), y = load256(b.ql + 64 * h + 32), high = load256(b.qh + 32 * h);
-            const auto join = [&](__m256i four, __m256i two) {
-                return _mm256_or_si256(_mm256_and_si256(four, low), _mm256_and_si256(two, upper));
-            };
-            out.w[4 * h] = join(x, _mm256_slli_epi16(high, 4));
-            out.w[4 * h + 1] = join(y, _mm256_slli_epi16(high, 2));
-            out.w[4 * h + 2] = join(_mm256_srli_epi16(x, 4), high);
-            out.w[4 * h + 3] = join(_mm256_srli_epi16(y, 4), _mm256_srli_epi16(high, 2));
-        }
-        set_half_scales(_mm256_cvtepi8_epi16(load128(b.scales)), out);
-        out.d = broadcast_f16(b.d);
-    }
-};
-
-template <>
-struct Decoder<IQ4_XS> {
-    static constexpr Weights weights = {.is_signed = true, .largest = 127};
-    TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
-        const auto& b = *reinterpret_cast<const IQ4_XS::Block*>(p);
-        const __m256i levels = _mm256_broadcastsi128_si256(load128(kLevelsIq4));
-        for (int j = 0; j < kBlocks; j++) out.w[j] = _mm256_shuffle_epi8(levels, split_nibbles(load128(b.qs + 16 * j)));
-        const __m256i low = _mm256_cvtepu8_epi32(eight_nibbles(b.scales_l));
-        const __m256i pairs =
-            _mm256_srlv_epi32(_mm256_set1_epi32(load_u16(b.scales_h)), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
-        const __m256i high = _mm256_slli_epi32(_mm256_and_si256(pairs, _mm256_set1_epi32(3)), 4);
-        const __m256i scales = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
-        out.d = _mm256_mul_ps(broadcast_f16(b.d), _mm256_cvtepi32_ps(scales));
-    }
-};
+TANDEM_INLINE void iq4_xs_scales(const IQ4_XS::Block& b, Super& out) {
+    const __m256i low = _mm256_cvtepu8_epi32(eight_nibbles(b.scales_l));
+    const __m256i pairs = _mm256_srlv_epi32(_mm256_set1_epi32(load_u16(b.scales_h)), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+    const __m256i high = _mm256_slli_epi32(_mm256_and_si256(pairs, _mm256_set1_epi32(3)), 4);
+    const __m256i scales = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
+    out.d = _mm256_mul_ps(broadcast_f16(b.d), _mm256_cvtepi32_ps(scales));
+}
 
 template <>
 struct Decoder<TQ2_0> {

@@ -1,4 +1,4 @@
-// The common frame of the quantised types: decode a super-block once, multiply it by up to three input rows, add by the
+// The common frame of the quantised types: decode a super-block once, multiply it by one or two input rows, add by the
 // canonical trees. The file that includes it defines `dots` (below) for its instruction set.
 #pragma once
 #include "quant/row.h"
@@ -102,6 +102,15 @@ TANDEM_INLINE const uint8_t* super_at(const uint8_t* row, int64_t num_values, in
     return rest;
 }
 
+constexpr int64_t kAhead = 2048;  // bytes: what is fetched while a row is read
+
+// Asks for a super-block of weights further on, in this row or the next one. Nothing is read that may not be.
+template <class T>
+TANDEM_INLINE void fetch_ahead(const uint8_t* row, int64_t super) {
+    for (int64_t line = 0; line < kSuperBytes<T>; line += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(row + super * kSuperBytes<T> + kAhead + line), _MM_HINT_T0);
+}
+
 // `num_x` input rows from `first` on.
 template <class T, int num_x>
 void dot_block_inputs(const Row& row, int first) {
@@ -113,6 +122,7 @@ void dot_block_inputs(const Row& row, int first) {
     for (int64_t begin = 0; begin < num_supers; begin += kTree) {
         const int count = static_cast<int>(num_supers - begin < kTree ? num_supers - begin : kTree);
         for (int s = 0; s < count; s++) {
+            fetch_ahead<T>(row.weights, begin + s);
             Super super;
             Decoder<T>::decode(super_at<T>(row.weights, row.num_values, begin + s, rest), super);
 #pragma GCC unroll 4
@@ -129,9 +139,8 @@ void dot_block_inputs(const Row& row, int first) {
 template <class T>
 void dot_block_row(const Row& row) {
     int x = 0;
-    for (; x + 3 <= row.num_x; x += 3) dot_block_inputs<T, 3>(row, x);
-    if (row.num_x - x == 2) dot_block_inputs<T, 2>(row, x);
-    if (row.num_x - x == 1) dot_block_inputs<T, 1>(row, x);
+    for (; x + 2 <= row.num_x; x += 2) dot_block_inputs<T, 2>(row, x);
+    if (x < row.num_x) dot_block_inputs<T, 1>(row, x);
 }
 
 }  // namespace

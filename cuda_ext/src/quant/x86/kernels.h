@@ -9,7 +9,7 @@
 namespace tandem::quant {
 namespace {
 
-constexpr int64_t kTileFrom = 4;  // input rows from which on turning a tile pays
+constexpr int64_t kTileFrom = 3;  // input rows from which on turning a tile pays
 
 // Weight rows in memory and what they are multiplied by; the arguments of RowKernels::dot.
 struct Rows {
