@@ -176,8 +176,9 @@ void check(const ExpertsPromptProblem& p) {
 void experts_gate_up_prompt(const ExpertsPromptProblem& problem, const ExpertList& list, int max_tiles, cudaStream_t stream) {
     check(problem);
     if (max_tiles == 0) return;
-    const SideShape gate = side_shape(problem.gate.type, problem.gate.row_bytes);
-    const SideShape up = side_shape(problem.up.type, problem.up.row_bytes);
+    const size_t shared_limit = block_shared_limit();
+    const SideShape gate = side_shape(problem.gate.type, problem.gate.row_bytes, shared_limit);
+    const SideShape up = side_shape(problem.up.type, problem.up.row_bytes, shared_limit);
     const GateUp p{{gate, up},
                    {problem.gate.offset, problem.up.offset},
                    static_cast<uint32_t>(side_shared_bytes(gate)),
@@ -194,7 +195,7 @@ void experts_gate_up_prompt(const ExpertsPromptProblem& problem, const ExpertLis
 void experts_down_prompt(const ExpertsPromptProblem& problem, const ExpertList& list, int max_tiles, cudaStream_t stream) {
     check(problem);
     if (max_tiles == 0) return;
-    const SideShape shape = side_shape(problem.down.type, problem.down.row_bytes);
+    const SideShape shape = side_shape(problem.down.type, problem.down.row_bytes, block_shared_limit());
     const Down p{shape,          problem.down.offset, static_cast<uint32_t>(side_shared_bytes(shape)), problem.down.rows,
                  problem.halves, problem.expert_rows};
     const dim3 tiles((p.num_columns + kTileColumns - 1) / kTileColumns, max_tiles);

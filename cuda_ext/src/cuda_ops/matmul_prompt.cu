@@ -103,9 +103,10 @@ void matmul_prompt(const MatmulPromptProblem& problem, int num_rows, cudaStream_
     Parts parts{problem.x, num_rows, {}};
     int num_tiles = 0;
     size_t shared_bytes = 0;
+    const size_t shared_limit = block_shared_limit();
     for (int i = 0; i < problem.num_parts; i++) {
         const DeviceMatrix& weights = problem.parts[i].weights;
-        const SideShape shape = side_shape(weights.type, weights.row_bytes);
+        const SideShape shape = side_shape(weights.type, weights.row_bytes, shared_limit);
         parts.parts[i] = {shape,
                           weights.data,
                           problem.parts[i].out,

@@ -3,7 +3,7 @@
 // Weight rows are two sides of 64: the same output columns of gate and up, or neighbouring ones of one matrix. Per step of 32
 // values, with everything in shared memory:
 //
-//     raw bytes     [2 sides][2 spans][64 rows] of several steps, as in the file, copied in the background; then a code book
+//     raw bytes     [2 sides][2 spans][64 rows] of one or several steps, as in the file, copied in the background; then a code book
 //     weights       [2][128 rows][32] halves: thread t decodes row t of the next step while this one is multiplied
 //     inputs        [3 stages][128 rows][32] halves, copied in the background
 //
@@ -82,7 +82,10 @@ class TileWorker {
         unsigned char *decoded = weights_, *spare = weights_ + kWeightsBytes;
         const unsigned char* inputs = inputs_ + (kTileStages - 1) * kStageBytes;
         for (int at = -kTileStep; at < from_.width; at += kTileStep) {  // the step at `at` is multiplied, the next one decoded
-            device::copy_async_wait<1>();
+            if (shape_.span_values == kTileStep)
+                device::copy_async_wait<0>();  // but for a span of one step, which was copied only just now
+            else
+                device::copy_async_wait<1>();
             __syncthreads();
             if (column_ == 0) start_span();  // a span begins: the one before it has been read by all
             start_inputs();
