@@ -47,7 +47,7 @@ struct ProductsPlan {
     bool wants_values;
     uint32_t groups;
     uint32_t values;
-    uint32_t scratch;  // of the norm: float [norm_rows, columns]
+    uint32_t scratch;  // of the norm: float [norm_rows, columns]; `values` where there are some
     uint32_t inverse;
     uint32_t tables[kMaxProducts];
     uint32_t results;  // float [warps, launch_rows, stage_rows]

@@ -23,7 +23,7 @@ __device__ __forceinline__ void norm_window(const NormMatmulWindowProblem& p, co
         rows.x = p.x + first * width;
         rows.num_rows = min(plan.norm_rows, p.num_rows - first);
         if (plan.wants_groups) rows.groups = reinterpret_cast<quant::ActGroup*>(shared + plan.groups) + first * groups;
-        if (plan.wants_values) rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
+        if (plan.wants_values) rows.scratch = rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
         norm_rows(rows, thread, kWindowThreads);
     }
 }

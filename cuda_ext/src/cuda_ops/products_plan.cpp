@@ -65,7 +65,7 @@ ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_r
     SharedPieces pieces;
     plan.groups = pieces.take(shape.wants_groups ? num_rows * groups_of(shape.columns) * sizeof(quant::ActGroup) : 0);
     plan.values = pieces.take(shape.wants_values ? num_rows * value_bytes : 0);
-    plan.scratch = pieces.take(with_norm ? plan.norm_rows * value_bytes : 0);
+    plan.scratch = shape.wants_values ? plan.values : pieces.take(with_norm ? plan.norm_rows * value_bytes : 0);
     plan.inverse = pieces.take(kMaxWindowRows * sizeof(float));
     for (int i = 0; i < products.num_products; i++) {
         plan.tables[i] = pieces.take(quant::table_bytes(products.product[i].weights.type));
