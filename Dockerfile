@@ -16,6 +16,8 @@ ENV DEBIAN_FRONTEND=noninteractive \
     PIP_CERT=/etc/ssl/certs/ca-certificates.crt \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
+# No versions of Debian's packages: the base image fixes the release, and a release drops a version when it mends one.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates g++ python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
@@ -33,7 +35,7 @@ COPY README.md LICENSE ./
 COPY cuda_ext cuda_ext
 COPY appliance appliance
 # Ampere to Blackwell. A list for CMAKE_CUDA_ARCHITECTURES; fewer build faster.
-ARG CUDA_ARCHITECTURES=80;86;89;90;100;120
+ARG CUDA_ARCHITECTURES=80-real;86-real;89-real;90-real;100-real;120
 RUN export PATH="${PATH}:/opt/nvcc/bin:/usr/local/cuda/bin" \
     && /opt/tandem/bin/python -m pip install --no-build-isolation --no-deps . \
         --config-settings=cmake.define.TANDEM_CUDA="${TANDEM_CUDA}" \
@@ -50,6 +52,7 @@ LABEL org.opencontainers.image.title="Tandem" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
+# hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates libstdc++6 python3 \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* \

@@ -13,7 +13,7 @@ NATIVE_OPTIONS := $(if $(CUDA),-C cmake.define.TANDEM_CUDA=$(if $(filter 0,$(CUD
 EMULATED := build/emulated
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-emulated check format native device-code clean always
+.PHONY: help setup run test test-all test-emulated check image format native device-code clean always
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,8 +43,13 @@ check: setup $(STAMPS)/dev ## Linters and type checks, as CI runs them before th
 	$(BIN)/lint-imports
 	$(FORMATTED) | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/shellcheck .ci/run scripts/*.sh
+	$(BIN)/python scripts/check_deployment.py
 
-format: $(STAMPS)/dev ## Format Python and C++
+image: setup $(STAMPS)/dev ## Build the container image on a local base and smoke it; needs a docker engine, or root and Debian's docker.io
+	$(BIN)/python scripts/image.py all $(ARGS)
+
+format: $(STAMPS)/dev ## Format Python and C++, write the chart's schema
+	$(BIN)/python scripts/chart_schema.py
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(FORMATTED) | xargs $(BIN)/clang-format -i

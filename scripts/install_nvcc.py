@@ -26,7 +26,9 @@ def main() -> int:
     subprocess.run([environment / "bin/python", "-m", "pip", "install", "--quiet", *wanted], check=True)
     packages = sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)})
     toolkit = Path(packages) / "nvidia" / f"cu{CUDA.partition('.')[0]}"
-    (toolkit / "lib64").symlink_to("lib")  # where CMake and nvcc look
+    (toolkit / "lib64").symlink_to("lib")  # where CMake and nvcc look, and the name that they look for
+    for library in (toolkit / "lib").glob("libcudart.so.*"):
+        (toolkit / "lib" / "libcudart.so").symlink_to(library.name)
     for part in ("bin", "include", "lib", "lib64", "nvvm"):
         (folder / part).symlink_to(toolkit / part)
     return 0

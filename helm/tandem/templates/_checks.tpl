@@ -55,8 +55,9 @@
 {{- $shm := int64 (include "tandem.shmMiB" .) -}}
 {{- $processes := int64 (include "tandem.processesMiB" .) -}}
 {{- $limit := int64 (include "tandem.memoryMiB" .) -}}
-{{- if lt $shm $arena -}}
-{{- fail (printf "memory.shm is %dMi, but a model of %dMi may need as much for its arena; raise memory.shm or leave it empty" $shm $arena) -}}
+{{- $parked := int64 (include "tandem.parkedMiB" .) -}}
+{{- if lt $shm (int64 (add $arena $parked)) -}}
+{{- fail (printf "memory.shm is %dMi, but a model of %dMi may need as much for its arena, and parked conversations %dMi; raise memory.shm or leave it empty" $shm $arena $parked) -}}
 {{- end -}}
 {{- if lt $limit (int64 (add $shm $processes)) -}}
 {{- fail (printf "memory.limit is %dMi, but /dev/shm (%dMi) counts against it and the processes need %dMi beside it; raise memory.limit to %dMi or leave it empty" $limit $shm $processes (add $shm $processes)) -}}

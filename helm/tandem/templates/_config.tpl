@@ -22,6 +22,9 @@
 {{- with include "tandem.prefix" . -}}
 {{- $_ := set $own "url_prefix" . -}}
 {{- end -}}
+{{- with int64 (include "tandem.parkedMiB" .) -}}
+{{- $_ := set $own "parked_mib" . -}}
+{{- end -}}
 {{- $_ := set $own "allowed_hosts" (include "tandem.hostNames" . | fromYamlArray) -}}
 {{- merge $own .Values.settings | toYaml -}}
 {{- end }}
@@ -39,9 +42,5 @@
 {{- if .Values.virtualService.enabled -}}
 {{- $names = concat $names .Values.virtualService.hosts -}}
 {{- end -}}
-{{- $given := .Values.settings.allowed_hosts | default list -}}
-{{- if kindIs "string" $given -}}
-{{- $given = splitList "," $given -}}
-{{- end -}}
-{{- concat $names $given | uniq | toYaml -}}
+{{- concat $names (.Values.settings.allowed_hosts | default list) | uniq | toYaml -}}
 {{- end }}

@@ -21,8 +21,17 @@
 {{- if .Values.memory.shm -}}
 {{- include "tandem.mebibytes" .Values.memory.shm -}}
 {{- else -}}
-{{- $parked := .Values.settings.parked_mib | default 0 -}}
-{{- addf (mulf (int64 (include "tandem.arenaMiB" .)) 1.02) 64.0 $parked | ceil | int64 -}}
+{{- addf (mulf (int64 (include "tandem.arenaMiB" .)) 1.02) 64.0 (int64 (include "tandem.parkedMiB" .)) | ceil | int64 -}}
+{{- end -}}
+{{- end }}
+
+{{/* Conversations that lanes had to leave lie in /dev/shm too. */}}
+{{- define "tandem.parkedMiB" -}}
+{{- $elastic := .Values.settings.elastic | default dict -}}
+{{- if kindIs "invalid" .Values.settings.parked_mib -}}
+{{- ternary 2048 0 (default false $elastic.enabled) -}}
+{{- else -}}
+{{- int64 .Values.settings.parked_mib -}}
 {{- end -}}
 {{- end }}
 
