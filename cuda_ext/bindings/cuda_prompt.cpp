@@ -15,6 +15,7 @@
 #include "cuda_ops/matmul_prompt.h"
 #include "cuda_ops/norm_prompt.h"
 #include "cuda_ops/route_prompt.h"
+#include "cuda_ops/tile_prompt.h"
 #include "ops/experts.h"
 
 namespace nb = nanobind;
@@ -259,6 +260,11 @@ nb::dict experts_prompt(const RoutePromptCase& c, In<float, 2> x, In<float, 2> h
     return result;
 }
 
+size_t prompt_shared_bytes(uint32_t type, size_t shared_limit) {
+    const cuda::SideShape side = cuda::side_shape(static_cast<quant::Type>(type), 0, shared_limit);
+    return cuda::tile_shared_bytes(side, side);
+}
+
 }  // namespace
 
 void bind_cuda_prompt(nb::module_& module) {
@@ -268,6 +274,8 @@ void bind_cuda_prompt(nb::module_& module) {
     module.def("router_prompt", &router_prompt, "values"_a, "weights"_a, "Logits float32 [rows, experts].");
     module.def("matmul_prompt", &matmul_prompt, "x"_a, "parts"_a,
                "Products float32 [rows, columns] of x with up to three (type, weight rows, residual or None).");
+    module.def("prompt_shared_bytes", &prompt_shared_bytes, "type_id"_a, "shared_limit"_a,
+               "Shared memory of a block of matmul_prompt where a block may have `shared_limit` bytes.");
     nb::class_<RoutePromptCase>(module, "RoutePromptCase", "How the rows of a chunk are routed.")
         .def(
             "__init__",

@@ -170,6 +170,14 @@ def test_matrices_that_do_not_fit_are_refused(columns: int, weight_count: int, r
         product(normal(rng, 9, 64), kind, weight_rows(kind, weight_count, columns, rng))
 
 
+@pytest.mark.parametrize("name", TYPES)
+def test_tiles_fit_every_card_and_two_of_them_a_large_one(name: str) -> None:
+    """A block has at most 99 KiB on the smallest cards; the largest have 228 KiB, of which each block costs one."""
+    type_id, small, large = type_named(name).type_id, 99 * 1024, 227 * 1024
+    assert native.prompt_shared_bytes(type_id, small) <= small
+    assert 2 * (native.prompt_shared_bytes(type_id, large) + 1024) <= 228 * 1024
+
+
 # ---- routing ----
 
 

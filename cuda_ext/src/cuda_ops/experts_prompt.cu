@@ -59,21 +59,17 @@ __global__ void __launch_bounds__(kTileThreads, 2) gate_up_kernel(const __grid_c
     TileProducts products = {};
     TileWorker worker(inputs, shape, side, which ? p.gate_bytes : 0, thread);
     worker.multiply(products);
+    worker.each_row([&](int row, int f, int half) {
+        const int place = pairs.first + row;
+        const float scale = quant::mul(p.x.scale[p.order[place] / p.top_k], quant::kHalfInverse);
+        float* out = p.products + static_cast<size_t>(place) * p.width;
 #pragma unroll
-    for (int f = 0; f < kRowGroups; f++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = worker.first_row(f) + 8 * i, place = pairs.first + row;
-            if (row >= pairs.count) continue;
-            const float scale = quant::mul(p.x.scale[p.order[place] / p.top_k], quant::kHalfInverse);
-            float* out = p.products + static_cast<size_t>(place) * p.width;
-#pragma unroll
-            for (int j = 0; j < kSideFragments; j++) {
-                const int column = first_column + worker.side_column(j);
-                const float *gate = products[f][j] + 2 * i, *up = products[f][j + kSideFragments] + 2 * i;
-                if (column < p.width) *reinterpret_cast<float2*>(out + column) = gated(gate, up, scale);
-            }
+        for (int j = 0; j < kSideFragments; j++) {
+            const int column = first_column + worker.side_column(j);
+            const float *gate = products[f][j] + 2 * half, *up = products[f][j + kSideFragments] + 2 * half;
+            if (column < p.width) *reinterpret_cast<float2*>(out + column) = gated(gate, up, scale);
         }
+    });
 }
 
 // ---- their rows to half precision ----
@@ -119,22 +115,17 @@ __global__ void __launch_bounds__(kTileThreads, 2) down_kernel(const __grid_cons
     TileProducts products = {};
     TileWorker worker(inputs, p.shape, side, which ? p.side_bytes : 0, thread);
     worker.multiply(products);
+    worker.each_row([&](int row, int f, int half) {
+        const float scale = quant::mul(p.x.scale[pairs.first + row], quant::kHalfInverse);
+        float* out = p.rows + static_cast<size_t>(pairs.first + row) * p.num_columns;
 #pragma unroll
-    for (int f = 0; f < kRowGroups; f++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = worker.first_row(f) + 8 * i, place = pairs.first + row;
-            if (row >= pairs.count) continue;
-            const float scale = quant::mul(p.x.scale[place], quant::kHalfInverse);
-            float* out = p.rows + static_cast<size_t>(place) * p.num_columns;
-#pragma unroll
-            for (int j = 0; j < 2 * kSideFragments; j++) {
-                const int column = first_column + j / kSideFragments * kSideColumns + worker.side_column(j);
-                const float* value = products[f][j] + 2 * i;
-                if (column < p.num_columns)
-                    *reinterpret_cast<float2*>(out + column) = {quant::mul(value[0], scale), quant::mul(value[1], scale)};
-            }
+        for (int j = 0; j < 2 * kSideFragments; j++) {
+            const int column = first_column + j / kSideFragments * kSideColumns + worker.side_column(j);
+            const float* value = products[f][j] + 2 * half;
+            if (column < p.num_columns)
+                *reinterpret_cast<float2*>(out + column) = {quant::mul(value[0], scale), quant::mul(value[1], scale)};
         }
+    });
 }
 
 // ---- combination: a block has a row ----

@@ -64,21 +64,16 @@ __global__ void __launch_bounds__(kTileThreads, 2) matmul_kernel(const __grid_co
     TileProducts products = {};
     TileWorker worker(inputs, part.shape, side, thread < kSideColumns ? 0 : part.side_bytes, thread);
     worker.multiply(products);
+    worker.each_row([&](int row, int f, int half) {
+        const float scale = quant::mul(p.x.scale[first_row + row], quant::kHalfInverse);
+        const size_t begin = static_cast<size_t>(first_row + row) * part.num_columns;
 #pragma unroll
-    for (int f = 0; f < kRowGroups; f++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = worker.first_row(f) + 8 * i;
-            if (row >= inputs.num_rows) continue;
-            const float scale = quant::mul(p.x.scale[first_row + row], quant::kHalfInverse);
-            const size_t begin = static_cast<size_t>(first_row + row) * part.num_columns;
-#pragma unroll
-            for (int j = 0; j < 2 * kSideFragments; j++) {
-                const int at = place.first_column + j / kSideFragments * kSideColumns + worker.side_column(j);
-                const float* value = products[f][j] + 2 * i;
-                if (at < part.num_columns) write_pair(part, begin + at, {quant::mul(value[0], scale), quant::mul(value[1], scale)});
-            }
+        for (int j = 0; j < 2 * kSideFragments; j++) {
+            const int at = place.first_column + j / kSideFragments * kSideColumns + worker.side_column(j);
+            const float* value = products[f][j] + 2 * half;
+            if (at < part.num_columns) write_pair(part, begin + at, {quant::mul(value[0], scale), quant::mul(value[1], scale)});
         }
+    });
 }
 
 void check(const MatmulPromptProblem& problem) {

@@ -99,8 +99,18 @@ class TileWorker {
         }
     }
 
-    // Of the tile: where products[f][j][0] stands, two neighbouring columns; products[f][j][2] is eight rows below.
-    __device__ __forceinline__ int first_row(int f) const { return 32 * f + 16 * (thread_ / 32 % 2) + lane_ / 4; }
+    // write(row, f, half): this thread has products of the tile's row `row`, in products[f][j][2 * half] and the one after it for
+    // every j; they belong to columns side_column(j) of side j / 4 and its right neighbour.
+    template <class Write>
+    __device__ __forceinline__ void each_row(Write write) const {
+#pragma unroll
+        for (int f = 0; f < kRowGroups; f++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = 32 * f + 16 * (thread_ / 32 % 2) + 8 * half + lane_ / 4;
+                if (row < from_.num_rows) write(row, f, half);
+            }
+    }
     __device__ __forceinline__ int side_column(int j) const {
         return 32 * (thread_ / 64) + 8 * (j % kSideFragments) + 2 * (lane_ % 4);
     }
