@@ -73,7 +73,8 @@ class CardProducts {
         for (size_t i = 0; i < weights.size(); i++) {
             matrices_.push_back(std::make_unique<CardMatrix>(types[i], weights[i], columns));
             const size_t nbytes = num_rows * weights[i].shape(0) * sizeof(float);
-            outs_.push_back(residuals[i] ? std::make_unique<CardArray>(residuals[i]->data(), nbytes) : std::make_unique<CardArray>(nbytes));
+            outs_.push_back(residuals[i] ? std::make_unique<CardArray>(residuals[i]->data(), nbytes)
+                                         : std::make_unique<CardArray>(nbytes));
             auto* out = outs_.back()->as<float>();
             products.product[i] = {matrices_.back()->matrix(), out, residuals[i] ? out : nullptr};
         }
@@ -112,8 +113,9 @@ std::vector<Out> matmul_window(const std::vector<uint32_t>& types, const std::ve
     CardProducts products(types, weights, x.shape(0), x.shape(1), residuals);
     const std::vector<quant::ActGroup> groups = x.shape(1) % 32 == 0 ? quantised(x) : std::vector<quant::ActGroup>{};
     CardArray card_groups(groups.data(), groups.size() * sizeof(quant::ActGroup)), values(x.data(), x.nbytes());
-    cuda::matmul_window({static_cast<int32_t>(x.shape(0)), card_groups.as<quant::ActGroup>(), values.as<float>(), products.products},
-                        card_shape(shape), true, nullptr);
+    cuda::matmul_window(
+        {static_cast<int32_t>(x.shape(0)), card_groups.as<quant::ActGroup>(), values.as<float>(), products.products},
+        card_shape(shape), true, nullptr);
     return products.read();
 }
 
@@ -122,16 +124,16 @@ std::vector<Out> norm_matmul_window(const std::vector<uint32_t>& types, const st
     if (gamma.shape(0) != x.shape(1)) throw std::invalid_argument("gamma and x differ in width");
     CardProducts products(types, weights, x.shape(0), x.shape(1), Residuals(weights.size()));
     CardArray card_x(x.data(), x.nbytes()), card_gamma(gamma.data(), gamma.nbytes());
-    cuda::norm_matmul_window(
-        {static_cast<int32_t>(x.shape(0)), card_x.as<float>(), card_gamma.as<float>(), eps, products.products}, card_shape(shape),
-        true, nullptr);
+    cuda::norm_matmul_window({static_cast<int32_t>(x.shape(0)), card_x.as<float>(), card_gamma.as<float>(), eps, products.products},
+                             card_shape(shape), true, nullptr);
     return products.read();
 }
 
 Out embed(uint32_t type, const RowBytes& table, size_t columns, const std::vector<int32_t>& tokens) {
     const CardMatrix matrix(type, table, columns);
     for (const int32_t token : tokens)
-        if (token < 0 || token >= matrix.matrix().rows) throw std::invalid_argument("token " + std::to_string(token) + " is not in the table");
+        if (token < 0 || token >= matrix.matrix().rows)
+            throw std::invalid_argument("token " + std::to_string(token) + " is not in the table");
     CardArray card_tokens(tokens.data(), tokens.size() * sizeof(int32_t)), out(tokens.size() * columns * sizeof(float));
     cuda::embed({card_tokens.as<int32_t>(), static_cast<int32_t>(tokens.size()), matrix.matrix(), out.as<float>()}, true, nullptr);
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -142,7 +144,8 @@ Out embed(uint32_t type, const RowBytes& table, size_t columns, const std::vecto
 nb::dict plan_products(const std::vector<uint32_t>& types, const std::vector<int32_t>& rows, int32_t columns, int num_rows,
                        bool with_norm, const Shape& shape) {
     cuda::Products products{static_cast<int32_t>(types.size()), {}};
-    if (types.size() != rows.size() || types.size() > cuda::kMaxProducts) throw std::invalid_argument("types and rows do not match");
+    if (types.size() != rows.size() || types.size() > cuda::kMaxProducts)
+        throw std::invalid_argument("types and rows do not match");
     for (size_t i = 0; i < types.size(); i++) {
         const quant::Type type = checked_type(types[i]);
         products.product[i].weights = {nullptr, type, rows[i], columns, quant::row_bytes(type, columns)};

@@ -12,9 +12,16 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr int kMaxStageRows = 4;          // dot_rows is at its best with four rows at a time
-constexpr size_t kNormBytes = 64 * 1024;  // rows of more than this together are normed one after the other
+constexpr int64_t kMaxStageRows = 4;  // dot_rows is at its best with four rows at a time
+constexpr int kMaxStages = 4;
+constexpr size_t kBarrierBytes = 16;      // of a stage: device::StagedCopy
+constexpr size_t kMarginBytes = 32;       // of a stage: copies begin and end at multiples of 16, dot products read 3 bytes beyond
+constexpr size_t kNormBytes = 32 * 1024;  // rows of more than this together are normed one after the other
 constexpr size_t kSharedPercent = 60;     // of a multiprocessor's, so that the next kernel's blocks find room meanwhile
+
+int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
 
 void check(const Products& products, int num_rows) {
     require(num_rows >= 1 && num_rows <= kMaxWindowRows,
@@ -53,6 +60,26 @@ Shape shape_of(const Products& products) {
     return shape;
 }
 
+// The best rings that fit into `available` bytes: stages of up to kMaxStageRows rows, two of them at least where a warp needs more
+// than one, and no more than it needs; else smaller stages, else fewer warps. num_warps is 0 where nothing fits.
+RingPlan plan_product_rings(size_t available, int64_t num_weight_rows, size_t row_bytes, int num_blocks) {
+    const auto rings = [&](int warps, int64_t rows) {
+        const int64_t share = divide_up(num_weight_rows, int64_t{num_blocks} * warps), items = divide_up(share, rows);
+        const size_t stage = (rows * row_bytes + 15) / 16 * 16 + kMarginBytes, whole = stage + kBarrierBytes;
+        const auto fitting = static_cast<int64_t>(available / warps / whole);
+        if (fitting < std::min<int64_t>(items, warps == kWindowWarps ? 2 : 1)) return RingPlan{};
+        const auto stages = static_cast<int32_t>(std::min({fitting, items, int64_t{kMaxStages}}));
+        return RingPlan{warps, stages, static_cast<int32_t>(rows), static_cast<uint32_t>(stage),
+                        static_cast<uint32_t>(warps * stages * whole)};
+    };
+    const int64_t wanted = divide_up(num_weight_rows, int64_t{num_blocks} * kWindowWarps);
+    for (int64_t rows = std::min(kMaxStageRows, wanted); rows >= 1; rows--)
+        if (const RingPlan plan = rings(kWindowWarps, rows); plan.num_warps > 0) return plan;
+    for (int warps = kWindowWarps / 2; warps >= 1; warps /= 2)
+        if (const RingPlan plan = rings(warps, 1); plan.num_warps > 0) return plan;
+    return {};
+}
+
 // The plan for `num_rows` rows a launch; its ring has no warps where they do not fit.
 ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_rows, bool with_norm, int num_blocks, size_t limit) {
     const size_t value_bytes = shape.columns * sizeof(float);
@@ -75,9 +102,7 @@ ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_r
     plan.results = pieces.take(kWindowWarps * num_rows * kMaxStageRows * sizeof(float));
     plan.rings = pieces.take(0);
     if (plan.rings >= limit) return plan;
-    const int64_t num_warps = int64_t{num_blocks} * kWindowWarps;
-    const auto wanted = std::min<int64_t>(kMaxStageRows, (shape.num_weight_rows + num_warps - 1) / num_warps);
-    plan.ring_plan = plan_rings(limit - plan.rings, static_cast<int>(wanted), shape.row_bytes, 1);
+    plan.ring_plan = plan_product_rings(limit - plan.rings, shape.num_weight_rows, shape.row_bytes, num_blocks);
     plan.shared_bytes = plan.rings + plan.ring_plan.nbytes;
     return plan;
 }
@@ -100,7 +125,7 @@ ProductsPlan plan_products(const Products& products, int num_rows, bool with_nor
     const size_t modest = std::min(card.block_shared_bytes, card.card_shared_bytes * kSharedPercent / 100);
     for (const size_t limit : {modest, card.block_shared_bytes}) {
         const ProductsPlan plan = plan_launch(products, shape, num_rows, with_norm, card.num_multiprocessors, limit);
-        if (plan.ring_plan.num_stages >= 2 && plan.ring_plan.num_warps == kWindowWarps) return plan;
+        if (plan.ring_plan.num_warps == kWindowWarps) return plan;
     }
     for (int rows = num_rows; rows >= 1; rows--) {
         const ProductsPlan plan = plan_launch(products, shape, rows, with_norm, card.num_multiprocessors, card.block_shared_bytes);
