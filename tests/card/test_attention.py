@@ -67,6 +67,23 @@ def test_however_the_work_is_cut_the_bits_are_the_same(card: tuple[int, int], us
         check_window(rig, TokenRows.random(QWEN, num_rows, rng), 1021, card=card, usual_spans=usual_spans)
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "usual_spans", "plan"),
+    [
+        (1, 8, (2, 4, 4, 8)),  # heads are spread until the card is full; a whole span is fetched ahead
+        (1, 128, (8, 1, 2, 64)),  # keys are read once for all heads; three blocks share a multiprocessor
+        (8, 8, (2, 4, 4, 8)),  # sixteen queries are the most
+    ],
+)
+def test_work_is_cut_to_the_card_and_the_context(
+    num_rows: int, usual_spans: int, plan: tuple[int, int, int, int], rng: np.random.Generator
+) -> None:
+    heads = Heads(query=32, kv=4, dim=128)
+    rig = AttentionRig(heads, 64, rng)
+    rows = TokenRows.random(heads, num_rows, rng)
+    assert rig.card.window(rows.query, rows.key, rows.value, 0, native.AttentionWindowShape(*H200, usual_spans))[2] == plan
+
+
 def test_more_than_thirty_two_spans_are_merged_in_order(rng: np.random.Generator) -> None:
     heads = Heads(query=2, kv=1, dim=64)
     rig = AttentionRig(heads, 68 * 256, rng)

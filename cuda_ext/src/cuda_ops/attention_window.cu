@@ -69,7 +69,7 @@ __device__ __forceinline__ void attend_chunk(const WindowBlock<Value, kQueries, 
         __syncthreads();
     }
     const int64_t per_head = spans.num_spans * block.head_dim();
-    mix_chunk(block, place.tile, place.span, {first, last, spans.out_of(0, 0, place.span), per_head * p.query_heads, per_head});
+    mix_chunk(block, place.tile, place.span, {first, spans.out_of(0, 0, place.span), per_head * p.query_heads, per_head});
     if (last && block.thread() < kQueries) store_states(block, spans, block.thread(), place.span);
     __syncthreads();
     start_chunk<false>(block, p.kv, next.tile);
@@ -185,7 +185,8 @@ AttentionWindowPlan plan_attention_window(const AttentionWindowProblem& p, const
     const int group = p.query_heads / p.kv.num_heads;
     const auto wanted_parts = static_cast<int>(std::clamp<int64_t>((cards + cells - 1) / cells, 1, group));
     AttentionWindowPlan plan{};
-    set_part(p, std::min((group + wanted_parts - 1) / wanted_parts, kMaxQueries / power_of_two(p.num_rows)), plan);
+    const int rows = power_of_two(p.num_rows), fewest = std::min(group, std::max(1, kMinQueries / rows));
+    set_part(p, std::clamp((group + wanted_parts - 1) / wanted_parts, fewest, kMaxQueries / rows), plan);
     set_chunk(p, cells * plan.num_parts > 2 * cards ? kSpanTiles / 2 : kSpanTiles, plan);
     while (plan.shared_bytes > shape.shared_bytes && plan.chunk_tiles > 1) set_chunk(p, plan.chunk_tiles / 2, plan);
     while (plan.shared_bytes > shape.shared_bytes && plan.part_heads > 1) {

@@ -25,8 +25,7 @@ struct WindowArguments {
 struct WindowShared {
     size_t keys;        // Value [chunk_tiles, head_dim, kKvTile]
     size_t values;      // Value [chunk_tiles, kKvTile, head_dim]
-    size_t query;       // float [num_queries, head_dim], normed and rotated
-    size_t out;         // float [num_queries, head_dim]
+    size_t query;       // float [num_queries, head_dim], normed and rotated; later the merged sums
     size_t scores;      // float [num_queries, chunk_tiles * kKvTile]; later factors [num_queries, 2, kMergeSpans]
     size_t turned;      // float [rows, head_dim]: new keys before they are rounded
     size_t new_keys;    // Value [rows, head_dim]
@@ -48,7 +47,6 @@ struct WindowShared {
         at.keys = take(tiles);
         at.values = take(tiles);
         at.query = take(floats);
-        at.out = take(floats);
         at.scores = take(size_t(num_queries) * chunk_tiles * kKvTile * 4);
         at.turned = take(size_t(num_rows) * head_dim * 4);
         at.new_keys = take(size_t(num_rows) * head_dim * value_bytes);
@@ -78,7 +76,7 @@ struct WindowBlock {
     Value* keys;
     Value* values;
     float* query;
-    float* out;
+    float* out;  // the place of `query`, once all scores are done
     float* scores;
     float* turned;
     Value* new_keys;
@@ -124,7 +122,7 @@ __device__ __forceinline__ WindowBlock<Value, kQueries, kDim> window_block(const
     block.keys = reinterpret_cast<Value*>(shared + at.keys);
     block.values = reinterpret_cast<Value*>(shared + at.values);
     block.query = reinterpret_cast<float*>(shared + at.query);
-    block.out = reinterpret_cast<float*>(shared + at.out);
+    block.out = reinterpret_cast<float*>(shared + at.query);
     block.scores = reinterpret_cast<float*>(shared + at.scores);
     block.turned = reinterpret_cast<float*>(shared + at.turned);
     block.new_keys = reinterpret_cast<Value*>(shared + at.new_keys);

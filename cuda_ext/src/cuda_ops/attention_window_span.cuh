@@ -153,23 +153,29 @@ __device__ __forceinline__ void mix_tile(const Value* values, int head_dim, cons
     }
 }
 
-// Where the sums of values of a chunk come from and go to.
-struct MixEnds {
-    bool first;    // of the span: sums start at zero, else at block.out
-    bool last;     // of the span: sums go to the scratch, else to block.out
-    float* spans;  // the span's out of (row 0, head 0)
-    int64_t row;   // floats from a row to the next in the scratch
-    int64_t head;  // floats from a head to the next
+// Where sums of values lie between the chunks of a span and behind its last: in the scratch, so that shared memory is left for
+// another block.
+struct MixPlace {
+    bool first;   // chunk of the span: sums start at zero
+    float* sums;  // of (row 0, head 0)
+    int64_t row;  // floats from a row to the next
+    int64_t head;
 };
 
 // kNum queries from `first` on, dimensions 2 pair and 2 pair + 1.
 template <int kNum, class Block>
-__device__ __forceinline__ void mix_item(const Block& block, int first, int pair, int first_tile, int span, const MixEnds& ends) {
+__device__ __forceinline__ void mix_item(const Block& block, int first, int pair, int first_tile, int span, const MixPlace& place) {
     const int dim = block.head_dim(), stride = block.chunk_tiles * kKvTile;
-    float2* stored = reinterpret_cast<float2*>(block.out + first * dim) + pair;
+    float2* stored[kNum];
     float2 sums[kNum];
 #pragma unroll
-    for (int q = 0; q < kNum; q++) sums[q] = ends.first ? float2{0.0f, 0.0f} : stored[q * (dim / 2)];
+    for (int q = 0; q < kNum; q++) {
+        const int row = block.row_of(first + q);
+        const bool wanted = block.exists(first + q) && block.sees_span(row, span);
+        stored[q] = wanted ? reinterpret_cast<float2*>(place.sums + row * place.row + block.head_of(first + q) * place.head) + pair
+                           : nullptr;
+        sums[q] = stored[q] && !place.first ? *stored[q] : float2{0.0f, 0.0f};
+    }
 #pragma unroll 1
     for (int t = 0; t < block.chunk_tiles; t++) {
         int seen[kNum];
@@ -184,25 +190,19 @@ __device__ __forceinline__ void mix_item(const Block& block, int first, int pair
                        sums);
     }
 #pragma unroll
-    for (int q = 0; q < kNum; q++) {
-        if (!ends.last) {
-            stored[q * (dim / 2)] = sums[q];
-        } else if (block.exists(first + q) && block.sees_span(block.row_of(first + q), span)) {
-            float* out = ends.spans + block.row_of(first + q) * ends.row + block.head_of(first + q) * ends.head;
-            reinterpret_cast<float2*>(out)[pair] = sums[q];
-        }
-    }
+    for (int q = 0; q < kNum; q++)
+        if (stored[q]) *stored[q] = sums[q];
 }
 
 template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void mix_chunk(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, int span,
-                                          const MixEnds& ends) {
+                                          const MixPlace& place) {
     constexpr int kNum = kMixQueries<kQueries>;
     const int pairs = block.head_dim() / 2;
 #pragma unroll 1
     for (int item = block.thread(); item < kQueries / kNum * pairs; item += block.num_threads()) {
         const int first = item / pairs * kNum;
-        if (block.row_of(first) < block.num_rows) mix_item<kNum>(block, first, item % pairs, first_tile, span, ends);
+        if (block.row_of(first) < block.num_rows) mix_item<kNum>(block, first, item % pairs, first_tile, span, place);
     }
 }
 
