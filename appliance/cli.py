@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from appliance.errors import TandemError
-from appliance.settings import Settings, load_settings
+from appliance.settings import Settings, load_settings, setting_fields
 from appliance.sources.progress_log import ProgressLog
 from appliance.sources.resolve import resolve_model
 
@@ -51,9 +51,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     The command's first parameter receives the merged `Settings`.
     """
-    names = [name for name in Settings.model_fields if name != "model"]
+    fields = setting_fields()
+    names = [name for name in fields if name != "model"]
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(command, eval_str=True).parameters.values()][1:]
-    parameters = [_model_argument(), *own, _config_option(), *(_option(name, Settings.model_fields[name]) for name in names)]
+    parameters = [_model_argument(), *own, _config_option(), *(_option(name, fields[name]) for name in names)]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
@@ -115,13 +116,19 @@ def fetch(settings: Settings) -> None:
 def plan(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    pair: Annotated[bool, typer.Option("--pair", help="Plan an elastic pair, and show both its states.")] = False,
 ) -> None:
     """Print what goes where in bytes, without loading weights. The quickest check of a model file."""
     from appliance.memory.plan import plan_for
-    from appliance.memory.plan_report import render_plan
+    from appliance.memory.plan_report import render_pair, render_plan
 
-    result = plan_for(_resolved(settings))
+    settings = _resolved(settings)
+    if pair:
+        settings = settings.model_copy(update={"elastic": settings.elastic.model_copy(update={"enabled": True})})
+    result = plan_for(settings)
     print(json.dumps(result.to_json(), indent=2) if as_json else render_plan(result))
+    if pair and not as_json:
+        print("", render_pair(result), sep="\n")
 
 
 @app.command()

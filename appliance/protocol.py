@@ -240,6 +240,21 @@ class Stats(Message):
     isa: str
     pool_threads: int
     pool_held: int
+    peer_experts: int = 0
+    """Experts in slots of the peer card."""
+    is_filling: bool = False
+    """Slots that were taken again are not full yet."""
+    link_serving: bool = False
+    served_rows: int = 0
+    """Routed rows computed for the other engine."""
+    late_experts: int = 0
+    """Of those, experts that had left their slot when they were asked for."""
+    link_losses: int = 0
+    """Windows that were run again because the other engine did not answer."""
+    parked_conversations: int = 0
+    """Put into the store of parked conversations."""
+    resumed_conversations: int = 0
+    """Prompts that went on from that store."""
 
 
 def line(word: Word, *parts: str | Message) -> str:

@@ -15,11 +15,39 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from appliance.errors import SettingsError
 
 ENV_PREFIX = "TANDEM_"
 MAX_CARDS = 2
+_BLOCK = "elastic"
+
+
+class Elastic(BaseModel):
+    """How two lanes share two cards. Off, both are always awake and know nothing of each other."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(False, description="The helper sleeps while there is one request at a time, and the lead has both cards.")
+    peer: bool = Field(True, description="While the helper sleeps, the lead uses the second card as more expert cache.")
+    link: bool = Field(True, description="While both are awake, each computes the other's rows for the experts that its card holds.")
+    hold_s: float = Field(60.0, ge=0, description="The helper falls asleep when for so long there were no two requests at once.")
+    wake_limit_s: float = Field(30.0, gt=0, description="A wake that takes longer has failed; the request then waits for the lead.")
+    bar_s: float = Field(60.0, ge=0, description="After a failed wake the helper is left alone for so long.")
+    hold_threads: int | None = Field(
+        None,
+        ge=0,
+        le=1023,
+        description="Threads of the lead's pool that sit out while the helper is awake. None: as many as the helper has.",
+    )
+    link_threads: int = Field(1, ge=1, le=64, description="Threads of each engine that compute the other's rows on host cards.")
+
+    @model_validator(mode="after")
+    def _together(self) -> Elastic:
+        if self.enabled and not self.peer and not self.link:
+            raise ValueError("elastic with neither peer nor link would only make the helper sleep; switch one of them on, or elastic off")
+        return self
 
 
 class Settings(BaseModel):
@@ -63,6 +91,15 @@ class Settings(BaseModel):
     )
     isa: Literal["auto", "portable", "avx2", "avx512"] = Field(
         "auto", description="Instruction set of the host kernels. All give the same bits."
+    )
+
+    elastic: Elastic = Field(
+        default_factory=lambda: Elastic.model_validate({}), description="The pair: settings that begin with elastic_, a mapping in YAML."
+    )
+    parked_mib: int | None = Field(
+        None,
+        ge=0,
+        description="Shared memory for conversations that lanes had to leave, in MiB. None: four contexts if elastic_enabled, else 0.",
     )
 
     max_queue: int = Field(64, ge=0, description="Requests that may wait; more get 429.")
@@ -119,7 +156,19 @@ class Settings(BaseModel):
     def _together(self) -> Settings:
         if self.context is not None and self.chunk is not None and self.chunk > self.context:
             raise ValueError(f"chunk ({self.chunk}) is larger than context ({self.context}); lower chunk")
+        self._check_elastic()
         return self
+
+    def _check_elastic(self) -> None:
+        if not self.elastic.enabled:
+            return
+        if self.cards != "auto" and len(parse_cards(self.cards)) < MAX_CARDS:
+            raise ValueError(f"elastic_enabled needs two cards, but cards is {self.cards}; name two, or switch it off")
+        if self.slots == 0:
+            raise ValueError("elastic_enabled needs expert slots to share, but slots is 0; raise slots, or switch it off")
+        held = self.elastic.hold_threads
+        if held is not None and self.pool_threads is not None and held >= self.pool_threads:
+            raise ValueError(f"elastic_hold_threads ({held}) leaves the lead none of its pool_threads ({self.pool_threads}); lower it")
 
 
 def parse_cards(text: str) -> tuple[str, ...]:
@@ -138,6 +187,12 @@ def parse_cards(text: str) -> tuple[str, ...]:
     return cards
 
 
+def setting_fields() -> dict[str, FieldInfo]:
+    """Every setting by the name it has on the command line and in the environment, with its default and description."""
+    fields = {name: field for name, field in Settings.model_fields.items() if name != _BLOCK}
+    return fields | {f"{_BLOCK}_{name}": field for name, field in Elastic.model_fields.items()}
+
+
 def load_settings(
     options: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] | None = None, config: Path | None = None
 ) -> Settings:
@@ -153,7 +208,7 @@ def load_settings(
     sources = [("the command line", given), ("the environment", from_env), (str(path), from_file)]
     merged = {name: value for _, values in reversed(sources) for name, value in values.items()}
     try:
-        return Settings(**merged)
+        return Settings(**_with_block(merged))
     except ValidationError as error:
         raise _explain(error, sources) from None
 
@@ -164,7 +219,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(ENV_PREFIX) or variable == "TANDEM_CONFIG":
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
-        _check_name(name, f"environment variable {variable}", {field: f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields})
+        _check_name(name, f"environment variable {variable}", {field: f"{ENV_PREFIX}{field.upper()}" for field in setting_fields()})
         if text != "":
             values[name] = text
     return values
@@ -181,13 +236,24 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must hold a mapping of settings, not a {type(content).__name__}")
+    block = content.pop(_BLOCK, None)
+    if block is not None and not isinstance(block, dict):
+        raise SettingsError(f"{path}: {_BLOCK} must hold a mapping of settings, not a {type(block).__name__}", param=_BLOCK)
+    content |= {f"{_BLOCK}_{name}": value for name, value in (block or {}).items()}
     for name in content:
-        _check_name(str(name), f"{path}: {name}", {field: field for field in Settings.model_fields})
+        _check_name(str(name), f"{path}: {name}", {field: field for field in setting_fields()})
     return content
 
 
+def _with_block(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """From names as `setting_fields` has them to the model's."""
+    prefix = f"{_BLOCK}_"
+    block = {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
+    return {name: value for name, value in flat.items() if not name.startswith(prefix)} | ({_BLOCK: block} if block else {})
+
+
 def _check_name(name: str, where: str, spelled: Mapping[str, str]) -> None:
-    if name in Settings.model_fields:
+    if name in setting_fields():
         return
     close = difflib.get_close_matches(name, spelled, n=1)
     hint = f"; did you mean {spelled[close[0]]}?" if close else "; docs/settings.md lists them all"
@@ -197,8 +263,8 @@ def _check_name(name: str, where: str, spelled: Mapping[str, str]) -> None:
 def _explain(error: ValidationError, sources: list[tuple[str, dict[str, Any]]]) -> SettingsError:
     first = error.errors(include_url=False)[0]
     message = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
+    if first["loc"] in ((), (_BLOCK,)):
         return SettingsError(message)
-    name = str(first["loc"][0])
+    name = "_".join(str(part) for part in first["loc"][:2]) if first["loc"][0] == _BLOCK else str(first["loc"][0])
     where = next((source for source, values in sources if name in values), "the defaults")
     return SettingsError(f"{name} = {first['input']!r} (from {where}): {message[0].lower()}{message[1:]}", param=name)

@@ -85,7 +85,24 @@ class HostCard:
     def allocate(self, use: str, nbytes: int) -> View:
         """Zeroed memory, counted under `use`."""
 
+    def allocate_slots(self, nbytes: int) -> View:
+        """Memory for slots, which can be given back in parts."""
+
     def bytes_by_use(self) -> dict[str, int]: ...
+
+    def pin(self, arena: View) -> int:
+        """Nothing to do for a host card."""
+
+    def unpin(self) -> None: ...
+
+    def write(self, to: View, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Bytes to the card."""
+
+    def new_table(self, num_layers: int, num_experts: int, memory: View) -> ExpertTable: ...
+
+    def new_program(self, max_rows: int, max_logits: int, context: int, vocab: int, tokens: View, top_k: int, hidden: int) -> Program: ...
+
+    def new_recorder(self, program: Program, ring: View | None) -> Recorder: ...
 
     def run(self, program: Program, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: int, num_logits: int) -> None:
         """
@@ -114,6 +131,10 @@ class ExpertTable:
     @property
     def num_slots(self) -> int: ...
 
+    @property
+    def uses(self) -> View:
+        """[layers, experts] uint32 and maybe more behind it."""
+
     def set_layer(self, layer: int, blobs: View, blob_bytes: int) -> None: ...
 
     def add_slot(self, slot: View) -> int: ...
@@ -122,13 +143,16 @@ class ExpertTable:
 
     def blob(self, layer: int, expert: int) -> View: ...
 
+    def layer_blobs(self, layer: int) -> View: ...
+
     def entry(self, layer: int, expert: int) -> int: ...
 
-    @property
-    def own_rows(self) -> int: ...
+    def set_peer(self, peer: ExpertTable) -> None:
+        """Looked up where this table has no slot; before the first run."""
 
     @property
-    def host_rows(self) -> int: ...
+    def rows_by_tier(self) -> dict[str, int]:
+        """Routed rows so far, by the tier that computed them."""
 
 class Rows(enum.Enum):
     all = 0
@@ -171,6 +195,9 @@ class KvMemory:
 
     @staticmethod
     def at(memory: View, type: KvType, num_heads: int, head_dim: int, context: int) -> KvMemory: ...
+
+    @property
+    def memory(self) -> View: ...
 
 class RowsMemory:
     """Rows of activations: floats and, where the width allows, quantised."""
@@ -247,3 +274,82 @@ class Recorder:
     def route(self, logits: View, gate: Gate, table: ExpertTable, layer: int, routed: View) -> None: ...
 
     def experts(self, expert: Expert, table: ExpertTable, layer: int, top_k: int, routed: View, x: RowsMemory, hidden: RowsMemory, expert_rows: View, out: View) -> None: ...
+
+class LinkGeometry:
+    """What both engines of a link must have alike."""
+
+    def __init__(self, num_layers: int, num_experts: int, top_k: int, max_rows: int, hidden: int) -> None: ...
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the link file."""
+
+class LinkStatus(enum.Enum):
+    computed = 0
+
+    dropped = 1
+
+    refused = 2
+
+LINK_CHANNEL_WORDS_BYTES: int = 128
+
+def link_resident(file: View, role: int, geometry: LinkGeometry) -> View:
+    """[layers, experts] bytes: 1 for what that role's card holds."""
+
+def link_format(file: View, fingerprint: str, geometry: LinkGeometry) -> None:
+    """Writes the header of a new, zeroed link file."""
+
+def link_may_ask(words: View) -> bool: ...
+
+def link_post(words: View) -> None: ...
+
+def link_has_request(words: View) -> bool: ...
+
+def link_answer(words: View, status: LinkStatus, late: int) -> None: ...
+
+def link_begin_serving(words: View) -> None: ...
+
+def link_status(words: View) -> LinkStatus: ...
+
+class Link:
+    """One engine's end of a link on a host card."""
+
+    def __init__(self, file: View, role: int, fingerprint: str, geometry: LinkGeometry, table: ExpertTable, isa: str, num_threads: int, stuck_after_s: float) -> None: ...
+
+    def set_layer(self, layer: int, gate: BlobMatrix, up: BlobMatrix, down: BlobMatrix) -> None: ...
+
+    def attach_to(self, table: ExpertTable) -> None:
+        """From now on the table's linked experts are asked of the partner."""
+
+    def serve(self, serving: bool) -> None:
+        """Starts or stops to offer this card's experts to the partner."""
+
+    @property
+    def serving(self) -> bool: ...
+
+    @property
+    def partner_attached(self) -> bool: ...
+
+    def begin_window(self, num_rows: int) -> bool:
+        """Before a run: whether the partner is asked in it."""
+
+    def take_loss(self) -> bool:
+        """
+        Whether the last run is void because the partner did not answer; true once.
+        """
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    def close(self) -> None:
+        """Leaves the link. Idempotent."""
+
+    @property
+    def served_rows(self) -> int: ...
+
+    @property
+    def late_experts(self) -> int: ...
+
+    @property
+    def num_losses(self) -> int: ...

@@ -18,10 +18,11 @@ As a process it speaks the whole protocol through the real engine loop, at any s
     --reject-at N          the run that computes position N raises RequestError
     --die-at N             the run that computes position N kills the process with SIGKILL
     --hang-at N            the run that computes position N never returns (the process has to be killed)
+    --refuse-peer          PEER_ATTACH fails
     --ignore-end           goes on when stdin is closed (so that the desk has to kill it)
     --print TEXT           prints TEXT to stdout once the protocol owns it (it must come out on stderr)
 
-The options of the real engine (--settings, --card, --lane, --threads, --share) are accepted; only --card is used.
+The options of the real engine are accepted; only --card, --asleep, --parked and --parked-mib are used.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +66,8 @@ class FakeModel:
     die_at: int | None = None
     hang_at: int | None = None
     nan_at: int | None = None
+    refuse_peer: bool = False
+    """The second card is never to be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,11 @@ class FakeRunner:
     num_boundaries: int = 0
     is_closed: bool = False
     held_threads: int = 0
+    has_peer: bool = True
+    has_link: bool = True
+    keeps_state: bool = True
+    peer_experts: int = 0
+    link_serving: bool = False
 
     def __post_init__(self) -> None:
         self._states: list[int] = []
@@ -107,7 +116,7 @@ class FakeRunner:
 
     @property
     def plan_bytes(self) -> Mapping[str, int]:
-        return {"dense": 3 * MIB, "kv": 2 * MIB, "workspace": MIB, "slots": self.model.slots * MIB}
+        return {"dense weights": 3 * MIB, "key/value cache": 2 * MIB, "workspace": MIB, "expert slots": self.model.slots * MIB}
 
     def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         self._check(tokens, position, num_logits)
@@ -137,6 +146,8 @@ class FakeRunner:
             isa="portable",
             pool_threads=2,
             pool_held=self.held_threads,
+            peer_experts=self.peer_experts,
+            link_serving=self.link_serving,
         )
 
     def interrupt(self) -> None:
@@ -155,6 +166,31 @@ class FakeRunner:
     def take_memory(self) -> CardMemory:
         self._slots = self.model.slots
         return self._memory()
+
+    def attach_peer(self) -> None:
+        if self.model.refuse_peer:
+            raise MemoryBudgetError("the fake second card is taken")
+        self.peer_experts = self.model.slots
+
+    def detach_peer(self) -> None:
+        self.peer_experts = 0
+
+    def serve_link(self, serving: bool) -> None:
+        self.link_serving = serving
+
+    @property
+    def state_id(self) -> str:
+        return f"{self.model.vocab:064x}"
+
+    def state_bytes(self, num_tokens: int) -> int:
+        return 8 * num_tokens
+
+    def save_state(self, num_tokens: int, out: NDArray[np.uint8]) -> None:
+        out[:] = np.array(self._states[:num_tokens], dtype=np.uint64).view(np.uint8)
+
+    def load_state(self, num_tokens: int, saved_tokens: int, state: NDArray[np.uint8]) -> None:
+        assert state.size == 8 * saved_tokens
+        self._states = [int(one) for one in state.view(np.uint64)[:num_tokens]]
 
     def close(self) -> None:
         self.is_closed = True
@@ -226,9 +262,13 @@ def main() -> int:
         _load(options.load_s, report)
         if options.load_error:
             raise EngineError(options.load_error)
-        return FakeRunner(_model(options))
+        runner = FakeRunner(_model(options))
+        if options.asleep:
+            runner.free_memory(options.slots)
+        return runner
 
-    exit_code = process.run_engine(open_runner, options.card)
+    parked = Path(options.parked) if options.parked else None
+    exit_code = process.run_engine(open_runner, options.card, parked=parked, parked_mib=options.parked_mib)
     if options.ignore_end:
         threading.Event().wait()
     return exit_code
@@ -259,12 +299,13 @@ def _model(options: argparse.Namespace) -> FakeModel:
         reject_at=options.reject_at,
         die_at=options.die_at,
         hang_at=options.hang_at,
+        refuse_peer=options.refuse_peer,
     )
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fakes_engine")
-    for name in ("settings", "lane", "threads", "share", "answer", "load-error", "print"):
+    for name in ("settings", "lane", "threads", "share", "answer", "load-error", "print", "peer-device", "peer-link", "peer-link-role"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--card", default="host:0")
     for name, default in (("vocab", 320), ("context", 4096), ("max-rows", 32), ("slots", 8)):
@@ -273,7 +314,11 @@ def _parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=float, default=0.0)
     for name in ("fail-at", "reject-at", "die-at", "hang-at"):
         parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--ignore-end", action="store_true")
+    parser.add_argument("--link-threads")
+    parser.add_argument("--parked")
+    parser.add_argument("--parked-mib", type=int, default=0)
+    for name in ("ignore-end", "asleep", "refuse-peer"):
+        parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_args()
 
 

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine.commands import Cancel, Command, EndOfInput, FreeMemory, HoldThreads, ReportStats, parse_command
+from appliance.engine.commands import (
+    AttachPeer,
+    Cancel,
+    Command,
+    DetachPeer,
+    EndOfInput,
+    FreeMemory,
+    HoldThreads,
+    ReportStats,
+    ServeLink,
+    parse_command,
+)
 from appliance.engine.generation import Runner, RunnerStats
 from appliance.engine.logits import LogitsRow
 from appliance.engine.loop import EngineLoop
@@ -410,6 +421,31 @@ class TestControls:
     def test_more_memory_than_there_is_fails_in_a_sentence(self, tmp_path: Path) -> None:
         served = Served(tmp_path, FakeRunner(), FreeMemory(9))
         assert served.controls() == ["ERR failed VRAM: 9 MiB cannot be freed; all slots together have 8 MiB"]
+
+    def test_the_second_card_comes_and_goes_between_windows_and_chunks(self, tmp_path: Path) -> None:
+        during: dict[int, list[Command]] = {4: [DetachPeer()], 8: [AttachPeer()], 12: [DetachPeer()]}
+        runner = FakeRunner(FakeModel(max_rows=4))
+        served = Served(tmp_path, runner, AttachPeer(), generate(), during=during)
+        assert served.controls() == ["PEER ON", "PEER OFF", "PEER ON", "PEER OFF"]
+        assert runner.peer_experts == 0
+        assert len(served.answer()) == 5
+
+    def test_a_second_card_that_is_taken_fails_in_a_sentence(self, tmp_path: Path) -> None:
+        served = Served(tmp_path, FakeRunner(FakeModel(refuse_peer=True)), AttachPeer())
+        assert served.controls() == ["ERR failed PEER_ATTACH: the fake second card is taken"]
+
+    def test_the_link_is_served_and_no_longer(self, tmp_path: Path) -> None:
+        runner = FakeRunner()
+        served = Served(tmp_path, runner, ServeLink(True), ReportStats(), ServeLink(False))
+        stats = Stats.model_validate_json(served.controls()[1].removeprefix("STATS "))
+        assert stats.link_serving
+        assert (served.controls()[0], served.controls()[2], runner.link_serving) == ("LINK 1", "LINK 0", False)
+
+    def test_without_second_card_and_link_both_are_unsupported(self, tmp_path: Path) -> None:
+        served = Served(tmp_path, FakeRunner(has_peer=False, has_link=False), AttachPeer(), DetachPeer(), ServeLink(True))
+        assert [answer.split(":")[0] for answer in served.controls()] == [
+            f"ERR unsupported {name}" for name in ("PEER_ATTACH", "PEER_DETACH", "LINK_SERVE")
+        ]
 
     def test_what_a_runner_cannot_do_is_unsupported(self, tmp_path: Path) -> None:
         lines = ["POOL_HOLD 1", "VRAM 5", "VRAM", "PEER_DETACH", "PEER_ATTACH", "LINK_SERVE 1"]

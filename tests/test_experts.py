@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -48,13 +50,20 @@ class CacheRig:
             for expert in range(EXPERTS):
                 self.table.blob(layer.layer, expert).bytes()[:] = 10 * layer.layer + expert
         self.policy = Scripted()
-        self.cache = ExpertCache(self.card, self.table, self.uses, ArenaLayout(layers, offsets[-1]), self.policy, max_swaps)
+        self.cache = ExpertCache(self.card, self.table, ArenaLayout(layers, offsets[-1]), self.policy, max_swaps)
         self.cache.add_slots([SlotClass(SMALL, 2 * EXPERTS, 3), SlotClass(LARGE, EXPERTS, 1)])
 
     def fill(self, *experts: tuple[int, int]) -> list[tuple[int, int]]:
         calls: list[tuple[int, int]] = []
         self.cache.fill([ExpertId(*expert) for expert in experts], lambda done, total: calls.append((done, total)))
         return calls
+
+    def fill_up(self, elsewhere: BoolTable | None = None) -> None:
+        """Boundaries until the empty slots are full."""
+        deadline = time.monotonic() + 60
+        while self.cache.is_filling:
+            assert time.monotonic() < deadline
+            self.cache.between_windows(self.cache.read_uses(0), elsewhere)
 
     def use(self, layer: int, expert: int, rows: int) -> None:
         counts: NDArray[np.uint32] = self.uses.bytes().view(np.uint32).reshape(LAYERS, EXPERTS)
@@ -87,7 +96,7 @@ def test_a_fill_takes_slots_of_the_right_size_in_order(rig: CacheRig) -> None:
 def test_a_swap_takes_the_victim_out_before_the_newcomer_is_in(rig: CacheRig) -> None:
     rig.fill((0, 0), (0, 1))
     rig.policy.next = [Swap(1, 3, 0, 0)]
-    rig.cache.between_windows(1)
+    rig.cache.between_windows(rig.cache.read_uses(1))
     assert rig.resident() == {(0, 1)}
     rig.cache.settle()
     assert rig.resident() == {(0, 1), (1, 3)}
@@ -97,8 +106,8 @@ def test_a_swap_takes_the_victim_out_before_the_newcomer_is_in(rig: CacheRig) ->
 def test_experts_in_flight_are_named_to_the_policy_and_count_against_the_limit(rig: CacheRig) -> None:
     rig.fill((0, 0), (0, 1), (1, 0))
     rig.policy.next = [Swap(0, 2, 0, 0)]
-    rig.cache.between_windows(1)
-    rig.cache.between_windows(1)
+    rig.cache.between_windows(rig.cache.read_uses(1))
+    rig.cache.between_windows(rig.cache.read_uses(1))
     resident, in_flight, limit = rig.policy.seen[-1]
     assert not resident[0, 0]
     landed = rig.cache.num_swaps == 1  # the copy may be through already
@@ -109,8 +118,8 @@ def test_experts_in_flight_are_named_to_the_policy_and_count_against_the_limit(r
 def test_uses_reach_the_policy_once(rig: CacheRig) -> None:
     rig.use(0, 2, 5)
     rig.use(2, 1, 1)
-    rig.cache.between_windows(4)
-    rig.cache.between_windows(1)
+    rig.cache.between_windows(rig.cache.read_uses(4))
+    rig.cache.between_windows(rig.cache.read_uses(1))
     assert rig.policy.observed == [([0, 2], [2, 1], [5, 1], 4)]
     assert rig.cache.total_uses[0, 2] == 5
 
@@ -119,7 +128,7 @@ def test_without_swaps_the_policy_is_not_asked() -> None:
     rig = CacheRig(max_swaps=0)
     rig.fill((0, 0))
     rig.use(0, 1, 3)
-    rig.cache.between_windows(3)
+    rig.cache.between_windows(rig.cache.read_uses(3))
     assert rig.policy.seen == []
     assert rig.resident() == {(0, 0)}
 
@@ -135,7 +144,7 @@ def test_many_random_swaps_keep_table_and_slots_consistent(rig: CacheRig) -> Non
         victims = sorted(expert for expert in held if expert[0] in size_class)
         if victims and absent:
             rig.policy.next = [Swap(*absent[rng.integers(len(absent))], *victims[rng.integers(len(victims))])]
-        rig.cache.between_windows(1)
+        rig.cache.between_windows(rig.cache.read_uses(1))
         rig.cache.settle()
     assert len(rig.resident()) == 4
     assert rig.cache.num_swaps > 100
@@ -145,12 +154,48 @@ def test_memory_given_back_takes_empty_and_cold_slots_first_and_comes_back_with_
     rig.fill((0, 0), (0, 1), (2, 0))
     for expert, rows in (((0, 0), 9), ((0, 1), 1), ((2, 0), 5), ((1, 3), 7)):
         rig.use(*expert, rows)
-    rig.cache.between_windows(1)
+    rig.cache.between_windows(rig.cache.read_uses(1))
     assert rig.cache.give_back(2 * SMALL) == 2 * SMALL
     assert rig.resident() == {(0, 0), (2, 0)}
     assert rig.cache.num_slots == 2
     assert rig.cache.give_back(1) == LARGE
     assert rig.resident() == {(0, 0)}
-    rig.cache.take_again()
-    assert rig.resident() == {(0, 0), (1, 3), (0, 1), (2, 0)}
+    rig.cache.take_again([ExpertId(*expert) for expert in ((0, 0), (1, 3), (2, 0), (0, 1), (1, 0))])
     assert rig.cache.num_slots == 4
+    assert rig.resident() == {(0, 0)}, "it serves before it is full"
+    rig.fill_up()
+    assert rig.resident() == {(0, 0), (1, 3), (0, 1), (2, 0)}
+
+
+def test_what_another_card_holds_is_neither_filled_nor_swapped_in(rig: CacheRig) -> None:
+    rig.cache.give_back(3 * SMALL + LARGE)
+    rig.cache.take_again([ExpertId(0, expert) for expert in range(EXPERTS)])
+    elsewhere = np.zeros((LAYERS, EXPERTS), dtype=np.bool_)
+    elsewhere[0, 1] = True
+    rig.fill_up(elsewhere)
+    assert rig.resident() == {(0, 0), (0, 2), (0, 3)}
+    _, busy, _ = rig.policy.seen[-1]
+    assert busy[0, 1]
+
+
+def test_giving_memory_back_while_it_fills_stops_the_fill(rig: CacheRig) -> None:
+    rig.cache.give_back(3 * SMALL + LARGE)
+    rig.cache.take_again([ExpertId(0, expert) for expert in range(EXPERTS)])
+    rig.cache.between_windows(rig.cache.read_uses(0))
+    rig.cache.give_back(3 * SMALL + LARGE)
+    assert not rig.cache.is_filling
+    assert (rig.cache.num_slots, rig.cache.num_resident) == (0, 0)
+
+
+def test_memory_that_is_not_there_any_more_leaves_the_slots_given_back(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.cache.give_back(3 * SMALL + LARGE)
+
+    class Gone:
+        def touch(self) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(rig.cache, "_table", type("Table", (), {"slot": lambda *_: Gone(), "num_slots": 4})())
+    with pytest.raises(MemoryError):
+        rig.cache.take_again([ExpertId(0, 0)])
+    monkeypatch.undo()
+    assert (rig.cache.num_slots, rig.cache.is_filling) == (0, False)

@@ -226,9 +226,10 @@ class TestCommands:
             ("POOL_HOLD " + "9" * 5000, ControlErrorCode.MALFORMED),
             ("VRAM x", ControlErrorCode.MALFORMED),
             ("STATS now", ControlErrorCode.MALFORMED),
-            ("PEER_DETACH", ControlErrorCode.UNSUPPORTED),
-            ("PEER_ATTACH", ControlErrorCode.UNSUPPORTED),
-            ("LINK_SERVE 1", ControlErrorCode.UNSUPPORTED),
+            ("PEER_DETACH now", ControlErrorCode.MALFORMED),
+            ("PEER_ATTACH 1", ControlErrorCode.MALFORMED),
+            ("LINK_SERVE", ControlErrorCode.MALFORMED),
+            ("LINK_SERVE 2", ControlErrorCode.MALFORMED),
         ],
         ids=lambda value: str(value)[:40],
     )

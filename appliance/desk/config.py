@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 LANE_NAMES = ("lead", "helper")
 
@@ -72,3 +73,5 @@ class DeskConfig:
     limits: Limits = field(default_factory=Limits)
     elastic: ElasticConfig | None = None
     """None: both lanes are always awake, and know nothing of each other."""
+    leftovers: tuple[Path, ...] = ()
+    """Files and folders that engines make in shared memory; removed when all of them have ended."""

@@ -11,11 +11,13 @@ does what it says. It never waits for a process. It also is the one that starts 
 from __future__ import annotations
 
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import structlog
 
@@ -240,6 +242,7 @@ class Desk:
             child.kill()
         for child in self._children.values():
             child.join(_JOIN_S)
+        _remove(self._config.leftovers)
         while True:
             try:
                 item = self._mailbox.get_nowait()
@@ -253,6 +256,14 @@ class Desk:
             text = "the desk failed on another matter; send the request again"
             ticket.deliver(Finished(id=request_id, reason=FinishReason.ERROR, error_code=TandemError.code, error_text=text))
         self._tickets.clear()
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _is_only_progress(actions: Sequence[Action]) -> bool:

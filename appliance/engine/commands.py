@@ -31,6 +31,23 @@ class FreeMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachPeer:
+    """Take the second card."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetachPeer:
+    """Give the second card back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLink:
+    """Compute the other engine's rows, or no longer."""
+
+    serving: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReportStats:
     pass
 
@@ -48,7 +65,7 @@ class EndOfInput:
     """The desk closed the pipe; nothing follows."""
 
 
-Command: TypeAlias = Generate | Cancel | HoldThreads | FreeMemory | ReportStats | Refusal | EndOfInput
+Command: TypeAlias = Generate | Cancel | HoldThreads | FreeMemory | AttachPeer | DetachPeer | ServeLink | ReportStats | Refusal | EndOfInput
 
 _LARGEST_NUMBER = 10**9
 _SHOWN_CHARACTERS = 60
@@ -78,10 +95,12 @@ def parse_command(line: bytes) -> Command:
             return FreeMemory(number)
         case Word.STATS:
             return ReportStats() if not argument else _malformed(word, "nothing", argument)
-        case Word.PEER_DETACH | Word.PEER_ATTACH:
-            return Refusal(ControlErrorCode.UNSUPPORTED, f"{word}: this engine was started without a peer card")
+        case Word.PEER_ATTACH:
+            return AttachPeer() if not argument else _malformed(word, "nothing", argument)
+        case Word.PEER_DETACH:
+            return DetachPeer() if not argument else _malformed(word, "nothing", argument)
         case Word.LINK_SERVE:
-            return Refusal(ControlErrorCode.UNSUPPORTED, f"{word}: this engine was started without a link")
+            return ServeLink(argument == "1") if argument in ("0", "1") else _malformed(word, "0 or 1", argument)
         case _:
             return Refusal(ControlErrorCode.UNKNOWN, f"{word} is a line that engines write, not one they read")
 

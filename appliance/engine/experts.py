@@ -5,29 +5,48 @@ A swap takes three steps, so that nothing is read while it is written (DESIGN 3)
     boundary n        the victim leaves the residency table, behind all earlier work of the card
     meanwhile         the newcomer is copied into the slot on the copy thread
     boundary n + k    the copy is through: the newcomer enters the table
+
+Memory that was taken again is filled in the same way, without victims: hottest first, some experts at every boundary, so that
+the card serves meanwhile.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.engine.cards import Card
 from appliance.memory.layout import ArenaLayout
 from appliance.memory.policy import ExpertId, Policy, Swap
 from appliance.memory.slots import SlotClass
-from cuda_ext import _native as native
+from appliance.models.recording import Table
+
+MAX_FILLS = 8
+"""Experts on their way into empty slots at one time."""
 
 _ABSENT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """A newcomer on its way into a slot."""
+class Uses:
+    """What `rows` rows used since the last boundary: expert (layers[i], experts[i]) for counts[i] of them; arrays [n] int64."""
 
-    swap: Swap
+    layers: NDArray[np.int64]
+    experts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A newcomer on its way into a slot; `victim` is who was there."""
+
+    newcomer: tuple[int, int]
+    victim: tuple[int, int] | None
     slot: int
     ticket: int
 
@@ -36,20 +55,30 @@ class ExpertCache:
     """Confined to the engine loop; the card reads the table while it runs."""
 
     def __init__(
-        self, card: native.HostCard, table: native.ExpertTable, uses: native.View, layout: ArenaLayout, policy: Policy, max_swaps: int
+        self,
+        card: Card,
+        table: Table,
+        layout: ArenaLayout,
+        policy: Policy,
+        max_swaps: int,
+        *,
+        slots_card: Card | None = None,
     ) -> None:
-        """`uses` is the table's memory of use counts."""
+        """`slots_card` has the slots; None: `card`, in whose order tables change."""
         self._card = card
+        self._slots_card = slots_card or card
         self._table = table
         self._layout = layout
         self._policy = policy
         self._max_swaps = max_swaps
         shape = (len(layout.layers), max(blobs.num_experts for blobs in layout.layers))
-        self._uses: NDArray[np.uint32] = uses.bytes()[: 4 * shape[0] * shape[1]].view(np.uint32).reshape(shape)
+        self._uses: NDArray[np.uint32] = table.uses.bytes()[: 4 * shape[0] * shape[1]].view(np.uint32).reshape(shape)
         self._resident = np.zeros(shape, dtype=np.bool_)
         self._in_flight = np.zeros(shape, dtype=np.bool_)
         self._slot_of: dict[tuple[int, int], int] = {}
         self._copies: list[_Copy] = []
+        self._wanted: deque[ExpertId] = deque()
+        """Who is to fill empty slots, hottest first."""
         self._free_slots: dict[int, list[int]] = {}
         self._given_slots: dict[int, list[int]] = {}
         """By blob size: slots whose memory the system has back."""
@@ -72,12 +101,22 @@ class ExpertCache:
         """[layers, experts]: what the table holds now. A copy."""
         return self._resident.copy()
 
+    @property
+    def held(self) -> NDArray[np.bool_]:
+        """[layers, experts]: resident, or on the way in or out. A copy."""
+        return self._resident | self._in_flight
+
+    @property
+    def is_filling(self) -> bool:
+        """Empty slots are still being filled at boundaries."""
+        return bool(self._wanted) or any(copy.victim is None for copy in self._copies)
+
     def add_slots(self, classes: Sequence[SlotClass]) -> None:
         """Allocates the planned slots, all empty."""
         for slots in classes:
             if slots.slots == 0:
                 continue
-            memory = self._card.allocate("expert slots", slots.nbytes)
+            memory = self._slots_card.allocate_slots(slots.nbytes)
             numbers = [self._table.add_slot(memory.part(i * slots.blob_bytes, slots.blob_bytes)) for i in range(slots.slots)]
             self._free_slots.setdefault(slots.blob_bytes, []).extend(reversed(numbers))
 
@@ -98,6 +137,7 @@ class ExpertCache:
 
     def give_back(self, nbytes: int) -> int:
         """Gives the memory of slots back, empty and little used ones first, until it is at least `nbytes`. Returns how much it was."""
+        self._wanted.clear()
         self.settle()
         given_bytes = 0
         empty = [(size, slot) for size, slots in self._free_slots.items() for slot in slots]
@@ -118,36 +158,53 @@ class ExpertCache:
             self._give(size, slot)
         return given_bytes
 
-    def take_again(self) -> None:
-        """Takes the memory of all slots again and fills them with the experts that were used most."""
-        for size, slots in self._given_slots.items():
-            for slot in slots:
-                self._table.slot(slot).touch()
-            self._free_slots[size].extend(slots)
+    def take_again(self, order: Sequence[ExpertId]) -> None:
+        """Takes the memory of all slots again. The next boundaries fill them in `order`; experts held already are passed over.
+
+        Raises MemoryError, with the slots taken so far given back, when the system does not have it any more.
+        """
+        taken: list[tuple[int, int]] = []
+        try:
+            for size, slots in self._given_slots.items():
+                for slot in slots:
+                    self._table.slot(slot).touch()
+                    taken.append((size, slot))
+        except MemoryError:
+            for _, slot in taken:
+                self._table.slot(slot).discard()
+            raise
+        for size, slot in taken:
+            self._free_slots[size].append(slot)
         self._given_slots.clear()
-        busiest = np.argsort(-self.total_uses, axis=None, kind="stable")
-        ranking = [ExpertId(*divmod(int(flat), self.total_uses.shape[1])) for flat in busiest]
-        self.settle()
-        self.fill([expert for expert in ranking if (expert.layer, expert.expert) not in self._slot_of], lambda _done, _total: None)
+        self._wanted = deque(order)
 
     def forget_uses(self) -> None:
         """Drops the use counts of the runs so far, such as a warm-up's."""
         self._uses[:] = 0
 
-    def between_windows(self, rows: int) -> None:
-        """Tells the policy what the last `rows` rows used, lets landed newcomers in and starts new swaps."""
-        self._observe(rows)
+    def read_uses(self, rows: int) -> Uses:
+        """What the last `rows` rows used; the counts begin anew."""
+        layers, experts = np.nonzero(self._uses)
+        counts = self._uses[layers, experts].astype(np.int64)
+        self._uses[:] = 0
+        return Uses(layers, experts, counts, rows)
+
+    def between_windows(self, uses: Uses, elsewhere: NDArray[np.bool_] | None = None) -> None:
+        """Tells the policy what was used, lets landed newcomers in, starts new swaps and fills.
+
+        `elsewhere`, [layers, experts]: what another card holds for this engine; it is not brought here too.
+        """
+        self._note(uses)
+        busy = self._in_flight if elsewhere is None else self._in_flight | elsewhere
         entries = self._land()
-        limit = self._max_swaps - len(self._copies)
-        swaps = self._policy.propose(self._resident, self._in_flight, limit) if limit > 0 else []
-        slots = [self._leave(swap) for swap in swaps]
-        entries += [(swap.victim_layer, swap.victim_expert, _ABSENT) for swap in swaps]
-        if not entries:
+        starting = [*self._start_fills(busy), *self._start_swaps(busy)]
+        entries += [(*victim, _ABSENT) for _, victim, _ in starting if victim is not None]
+        if not entries and not starting:
             return
         ticket = self._card.update(self._table, entries)
-        for swap, slot in zip(swaps, slots, strict=True):
-            copied = self._card.copy(self._table.slot(slot), self._table.blob(swap.layer, swap.expert), ticket)
-            self._copies.append(_Copy(swap, slot, copied))
+        for newcomer, victim, slot in starting:
+            copied = self._card.copy(self._table.slot(slot), self._table.blob(*newcomer), ticket)
+            self._copies.append(_Copy(newcomer, victim, slot, copied))
         self._card.wait(ticket)
 
     def settle(self) -> None:
@@ -156,25 +213,44 @@ class ExpertCache:
             self._card.wait_copied(copy.ticket)
         self._card.wait(self._card.update(self._table, self._land()))
 
-    def _observe(self, rows: int) -> None:
-        layers, experts = np.nonzero(self._uses)
-        if layers.size == 0:
+    def _note(self, uses: Uses) -> None:
+        if uses.layers.size == 0:
             return
-        counts = self._uses[layers, experts].astype(np.int64)
-        self._uses[:] = 0
-        self.total_uses[layers, experts] += counts
-        self._policy.observe(layers, experts, counts, rows)
+        self.total_uses[uses.layers, uses.experts] += uses.counts
+        self._policy.observe(uses.layers, uses.experts, uses.counts, uses.rows)
+
+    def _start_swaps(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
+        """(newcomer, victim, slot) of the swaps that begin now."""
+        limit = self._max_swaps - sum(copy.victim is not None for copy in self._copies)
+        swaps = self._policy.propose(self._resident, busy, limit) if limit > 0 else []
+        return [((swap.layer, swap.expert), (swap.victim_layer, swap.victim_expert), self._leave(swap)) for swap in swaps]
+
+    def _start_fills(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
+        """(newcomer, nobody, slot) of the empty slots that are filled now."""
+        limit = MAX_FILLS - sum(copy.victim is None for copy in self._copies)
+        starting: list[tuple[tuple[int, int], tuple[int, int] | None, int]] = []
+        while self._wanted and len(starting) < limit:
+            if not any(self._free_slots.values()):
+                self._wanted.clear()
+                break
+            expert = self._wanted.popleft()
+            place = expert.layer, expert.expert
+            if self._resident[place] or busy[place] or (slot := self._take_slot(expert)) is None:
+                continue
+            self._in_flight[place] = True
+            starting.append((place, None, slot))
+        return starting
 
     def _land(self) -> list[tuple[int, int, int]]:
         """Table entries of the newcomers whose copies are through."""
         landed = [copy for copy in self._copies if self._card.copied(copy.ticket)]
         self._copies = [copy for copy in self._copies if copy not in landed]
         for copy in landed:
-            swap = copy.swap
-            self._in_flight[swap.layer, swap.expert] = False
-            self._in_flight[swap.victim_layer, swap.victim_expert] = False
-        self.num_swaps += len(landed)
-        return [self._enter(copy.swap.layer, copy.swap.expert, copy.slot) for copy in landed]
+            self._in_flight[copy.newcomer] = False
+            if copy.victim is not None:
+                self._in_flight[copy.victim] = False
+                self.num_swaps += 1
+        return [self._enter(*copy.newcomer, copy.slot) for copy in landed]
 
     def _enter(self, layer: int, expert: int, slot: int) -> tuple[int, int, int]:
         self._resident[layer, expert] = True

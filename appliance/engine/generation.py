@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypedDict
+from typing import NotRequired, Protocol, TypedDict
 
 from appliance.engine.logits import LogitsRow
 from appliance.engine.sampler import Choice, Sampler
@@ -31,6 +31,12 @@ class RunnerStats(TypedDict):
     isa: str
     pool_threads: int
     pool_held: int
+    peer_experts: NotRequired[int]
+    is_filling: NotRequired[bool]
+    link_serving: NotRequired[bool]
+    served_rows: NotRequired[int]
+    late_experts: NotRequired[int]
+    link_losses: NotRequired[int]
 
 
 class Runner(Protocol):

@@ -9,18 +9,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from appliance.engine.cards import Card, GpuProgram, rows_of
 from appliance.engine.generation import WindowInterruptedError
-from appliance.engine.logits import ArrayRow, LogitsRow
+from appliance.engine.logits import LogitsRow
 from appliance.errors import CorruptModelError, EngineError
 from appliance.gguf_file import GgufFile, TensorInfo
 from appliance.memory.arena import Arena
-from appliance.memory.layout import is_expert_tensor
+from appliance.memory.layout import ArenaLayout, is_expert_tensor
 from appliance.memory.plan import DENSE_ALIGNMENT, KvType, dense_bytes
-from appliance.memory.workspace import WINDOW_ROWS, kv_layer_bytes, residency_bytes, workspace_bytes
+from appliance.memory.workspace import (
+    WINDOW_ROWS,
+    cuda_tables_bytes,
+    cuda_workspace_bytes,
+    kv_layer_bytes,
+    residency_bytes,
+    workspace_bytes,
+)
 from appliance.models import qwen3moe
 from appliance.models.config import ModelConfig
 from appliance.models.ops import ModelMemory, Ops, unsupported
+from appliance.models.recording import Table
 from cuda_ext import _native as native
 
 Progress = Callable[[int, int], None]
@@ -47,29 +57,32 @@ class GraphSizes:
 class Graph:
     """Confined to the engine loop, but `interrupt` is thread-safe."""
 
-    def __init__(self, card: native.HostCard, gguf: GgufFile, config: ModelConfig, arena: Arena, sizes: GraphSizes) -> None:
+    def __init__(self, card: Card, gguf: GgufFile, config: ModelConfig, arena: Arena, sizes: GraphSizes, *, is_gpu: bool = False) -> None:
         """Allocates and records; nothing is loaded yet. Raises UnsupportedModelError, MemoryError."""
         self.card = card
+        self._is_gpu = is_gpu
         self.sizes = sizes
         self._config = config
         self._dense = DenseWeights(card, gguf)
-        self._workspace = _allocate_workspace(card, config, sizes)
-        self.table, self.uses = _allocate_table(card, config, arena)
+        self._workspace = _allocate_workspace(card, _workspace_parts(config, sizes, arena.layout, is_gpu=is_gpu))
+        tables_bytes = cuda_tables_bytes(config) if is_gpu else residency_bytes(config)
+        self.table = _allocate_table(card, config, arena, tables_bytes)
         limits = (sizes.max_rows, sizes.max_logits, sizes.context, config.vocab)
-        self._program = native.Program(*limits, tokens=self._workspace["tokens"])
+        self._program = card.new_program(*limits, self._workspace["tokens"], config.top_k, config.hidden)
+        self.kv = _allocate_kv(card, config, sizes)
         memory = ModelMemory(
             matrices=self._dense.matrices,
             vectors=self._dense.vectors,
-            kv=_allocate_kv(card, config, sizes),
+            kv=self.kv,
             workspace=self._workspace,
             table=self.table,
             layout=arena.layout,
         )
         try:
-            _FORWARD_PASSES[config.arch](Ops(self._program, card, config, memory), config)
+            recorder = card.new_recorder(self._program, self._workspace.get("expert_ring"))
+            _FORWARD_PASSES[config.arch](Ops(recorder, config, memory), config)
         except ValueError as error:
             raise unsupported(error, config) from None
-        self._logits = self._workspace["logits"].bytes().view(np.float32)
 
     def load_dense(self, progress: Progress) -> None:
         """Reads the dense weights from the file. Raises CorruptModelError for one with a value that is not finite."""
@@ -86,8 +99,18 @@ class Graph:
             raise WindowInterruptedError("the run was interrupted; run it again if it is still wanted") from None
         except ValueError as error:
             raise EngineError(f"the engine was asked for a run that it cannot do: {error}") from None
-        logits = self._logits[: num_logits * self._config.vocab].reshape(num_logits, self._config.vocab)
-        return [ArrayRow(row) for row in logits]
+        return rows_of(self._program, self._workspace["logits"], num_logits, self._config.vocab)
+
+    def profile(self, token: int, position: int, repeats: int) -> dict[str, float]:
+        """Milliseconds by kind of step; EngineError on a host card, which has no such clock."""
+        if isinstance(self._program, native.Program):
+            raise EngineError("only the steps of a GPU can be timed")
+        gpu: GpuProgram = self._program  # type: ignore[assignment]
+        return gpu.profile(token, position, repeats)
+
+    def kv_memory(self) -> list[NDArray[np.uint8]]:
+        """The cache of each layer in host memory; empty where it lies on a GPU."""
+        return [] if self._is_gpu else [layer.memory.bytes() for layer in self.kv]
 
     def interrupt(self) -> None:
         """Ends the run in progress, or else the next one, after its current operation. Thread-safe."""
@@ -97,7 +120,8 @@ class Graph:
 class DenseWeights:
     """Everything of a model but its experts, in one piece of card memory. Vectors and routers are float32 there."""
 
-    def __init__(self, card: native.HostCard, gguf: GgufFile) -> None:
+    def __init__(self, card: Card, gguf: GgufFile) -> None:
+        self._card = card
         self._gguf = gguf
         self._tensors = [tensor for tensor in gguf.tensors.values() if not is_expert_tensor(tensor.name)]
         self._memory = card.allocate("dense weights", dense_bytes(gguf.tensors))
@@ -120,8 +144,8 @@ class DenseWeights:
                 raise CorruptModelError(
                     f"{path}: tensor {tensor.name} has a value that is not finite in block {bad_block}; download the file again"
                 )
-            target = self._places[tensor.name].bytes()
-            target[:] = native.dequantise(tensor.type_id, data).view(np.uint8) if _becomes_float32(tensor) else data
+            values = native.dequantise(tensor.type_id, data).view(np.uint8) if _becomes_float32(tensor) else data
+            self._card.write(self._places[tensor.name], values)
             done_bytes += tensor.nbytes
             progress(done_bytes, total_bytes)
 
@@ -143,9 +167,14 @@ def _becomes_float32(tensor: TensorInfo) -> bool:
     return len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight")
 
 
-def _allocate_workspace(card: native.HostCard, config: ModelConfig, sizes: GraphSizes) -> dict[str, native.View]:
+def _workspace_parts(config: ModelConfig, sizes: GraphSizes, layout: ArenaLayout, *, is_gpu: bool) -> dict[str, int]:
+    if is_gpu:
+        return cuda_workspace_bytes(config, sizes.max_rows, sizes.context, layout.largest_blob_bytes, sizes.max_logits)
+    return workspace_bytes(config, sizes.max_rows, sizes.context, sizes.max_logits)
+
+
+def _allocate_workspace(card: Card, parts: Mapping[str, int]) -> dict[str, native.View]:
     """One buffer, carved into the workspace's parts."""
-    parts = workspace_bytes(config, sizes.max_rows, sizes.context, sizes.max_logits)
     memory = card.allocate("workspace", sum(parts.values()))
     views: dict[str, native.View] = {}
     offset = 0
@@ -155,7 +184,7 @@ def _allocate_workspace(card: native.HostCard, config: ModelConfig, sizes: Graph
     return views
 
 
-def _allocate_kv(card: native.HostCard, config: ModelConfig, sizes: GraphSizes) -> list[native.KvMemory]:
+def _allocate_kv(card: Card, config: ModelConfig, sizes: GraphSizes) -> list[native.KvMemory]:
     layer_bytes = kv_layer_bytes(config, sizes.context, sizes.kv_type)
     memory = card.allocate("key/value cache", config.layers * layer_bytes)
     kind = native.KvType.f16 if sizes.kv_type == "f16" else native.KvType.f32
@@ -166,13 +195,11 @@ def _allocate_kv(card: native.HostCard, config: ModelConfig, sizes: GraphSizes) 
         raise unsupported(error, config) from None
 
 
-def _allocate_table(card: native.HostCard, config: ModelConfig, arena: Arena) -> tuple[native.ExpertTable, native.View]:
-    """The residency table with every layer's place in the arena, and the memory of its use counts."""
-    memory = card.allocate("tables", residency_bytes(config))
-    half = residency_bytes(config) // 2
-    uses = memory.part(half, half)
-    table = native.ExpertTable(config.layers, config.experts, memory.part(0, half), uses)
+def _allocate_table(card: Card, config: ModelConfig, arena: Arena, nbytes: int) -> Table:
+    """The residency table with every layer's place in the arena."""
+    table = card.new_table(config.layers, config.experts, card.allocate("tables", nbytes))
     blobs = native.wrap_memory(arena.address, arena.nbytes)
+    card.pin(blobs)
     for layer in arena.layout.layers:
         table.set_layer(layer.layer, blobs.part(layer.offset, layer.nbytes), layer.blob.nbytes)
-    return table, uses
+    return table

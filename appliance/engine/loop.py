@@ -15,12 +15,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from appliance.engine.commands import Cancel, Command, EndOfInput, FreeMemory, HoldThreads, Refusal, ReportStats
+from appliance.engine.commands import (
+    AttachPeer,
+    Cancel,
+    Command,
+    DetachPeer,
+    EndOfInput,
+    FreeMemory,
+    HoldThreads,
+    Refusal,
+    ReportStats,
+    ServeLink,
+)
 from appliance.engine.generation import Generation, Runner, WindowInterruptedError
+from appliance.engine.parking import Parking
 from appliance.engine.pipes import Inbox, LineWriter
 from appliance.engine.session import Session
 from appliance.errors import EngineError, MemoryBudgetError, RequestError, TandemError
 from appliance.protocol import ControlErrorCode, Event, Finished, FinishReason, Generate, Message, Reply, Stats, Timings, Word, line
+
+FILL_PERIOD_S = 0.002
+"""Between two boundaries of an idle engine that fills its slots."""
 
 
 @runtime_checkable
@@ -55,16 +70,53 @@ class CacheResizer(Protocol):
         """Gives slots back until `free_mib` MiB of the card are free. Raises MemoryBudgetError if no slots can do that."""
 
     def take_memory(self) -> CardMemory:
-        """Takes the planned number of slots again."""
+        """Takes the planned number of slots again; they are filled while it serves. MemoryBudgetError if the memory is not there."""
+
+
+@runtime_checkable
+class PeerHolder(Protocol):
+    """A runner that may use a second card as more expert cache (`PEER_ATTACH`, `PEER_DETACH`)."""
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether it was started with one."""
+
+    def attach_peer(self) -> None:
+        """Takes the peer card's slots; they are filled while it serves. MemoryBudgetError if the memory is not there."""
+
+    def detach_peer(self) -> None:
+        """Gives them back."""
+
+
+@runtime_checkable
+class LinkServer(Protocol):
+    """A runner with a link to another engine (`LINK_SERVE`)."""
+
+    @property
+    def has_link(self) -> bool:
+        """Whether it was started with one."""
+
+    def serve_link(self, serving: bool) -> None:
+        """Offers this card's experts to the other engine, or no longer."""
+
+
+@runtime_checkable
+class Filler(Protocol):
+    """A runner that goes on filling slots at boundaries, so that it wants some of them without a request too."""
+
+    @property
+    def is_filling(self) -> bool: ...
 
 
 class EngineLoop:
     """Serves one sequence. Confined to the thread that calls `run`; commands come through the inbox."""
 
-    def __init__(self, runner: Runner, inbox: Inbox, writer: LineWriter) -> None:
+    def __init__(self, runner: Runner, inbox: Inbox, writer: LineWriter, parking: Parking | None = None) -> None:
+        """`parking`: where displaced conversations go; None: they are forgotten."""
         self._runner = runner
         self._inbox = inbox
         self._writer = writer
+        self._parking = parking
         self._session = Session()
         self._generation: Generation | None = None
         self._last_finished_id: str | None = None
@@ -104,6 +156,10 @@ class EngineLoop:
         if command is not None or self._generation is not None:
             return command
         self._writer.flush()
+        while isinstance(self._runner, Filler) and self._runner.is_filling:
+            self._runner.between_windows()
+            if (command := self._inbox.wait(FILL_PERIOD_S)) is not None:
+                return command
         return self._inbox.wait()
 
     def _obey(self, command: Command) -> None:
@@ -116,6 +172,12 @@ class EngineLoop:
                 self._hold_threads(command.num_threads)
             case FreeMemory():
                 self._resize_cache(command.free_mib)
+            case AttachPeer():
+                self._switch_peer(Word.PEER_ATTACH)
+            case DetachPeer():
+                self._switch_peer(Word.PEER_DETACH)
+            case ServeLink():
+                self._serve_link(command.serving)
             case ReportStats():
                 self._reply(Reply.STATS, self._stats())
             case Refusal():
@@ -128,6 +190,8 @@ class EngineLoop:
             self._refuse(code, f"{request.id}: request {self._generation.request_id} is running")
             return
         try:
+            if self._parking is not None:
+                self._parking.prepare(self._session, request.prompt)
             self._generation = Generation(request, self._runner, self._session, self._emit)
         except BrokenPipeError:
             raise
@@ -185,12 +249,32 @@ class EngineLoop:
         if not isinstance(self._runner, CacheResizer):
             self._refuse(ControlErrorCode.UNSUPPORTED, f"{Word.VRAM}: the expert cache of this engine has a fixed size")
             return
+        if free_mib is not None and self._parking is not None and self._generation is None:
+            self._parking.park(self._session)  # the lane may be about to sleep; the other one may go on with it
         try:
             memory = self._runner.take_memory() if free_mib is None else self._runner.free_memory(free_mib)
         except MemoryBudgetError as error:
             self._refuse(ControlErrorCode.FAILED, f"{Word.VRAM}: {error.message}")
         else:
             self._reply(Reply.VRAM, str(memory.used_mib), str(memory.free_mib))
+
+    def _switch_peer(self, word: Word) -> None:
+        if not (isinstance(self._runner, PeerHolder) and self._runner.has_peer):
+            self._refuse(ControlErrorCode.UNSUPPORTED, f"{word}: this engine was started without a peer card")
+            return
+        try:
+            self._runner.attach_peer() if word is Word.PEER_ATTACH else self._runner.detach_peer()
+        except MemoryBudgetError as error:
+            self._refuse(ControlErrorCode.FAILED, f"{word}: {error.message}")
+        else:
+            self._reply(Reply.PEER, "ON" if word is Word.PEER_ATTACH else "OFF")
+
+    def _serve_link(self, serving: bool) -> None:
+        if not (isinstance(self._runner, LinkServer) and self._runner.has_link):
+            self._refuse(ControlErrorCode.UNSUPPORTED, f"{Word.LINK_SERVE}: this engine was started without a link")
+            return
+        self._runner.serve_link(serving)
+        self._reply(Reply.LINK, str(int(serving)))
 
     def _stats(self) -> Stats:
         running = self._generation
@@ -201,6 +285,8 @@ class EngineLoop:
             generated_tokens=self._num_generated_tokens + (running.num_generated_tokens if running else 0),
             context_used=len(self._session),
             busy=running is not None,
+            parked_conversations=self._parking.num_parked if self._parking else 0,
+            resumed_conversations=self._parking.num_resumed if self._parking else 0,
         )
 
     def _emit(self, event: Event) -> None:

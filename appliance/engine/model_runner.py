@@ -14,17 +14,23 @@ from typing import Protocol
 
 import structlog
 
+from appliance.engine.cards import Card, open_card
 from appliance.engine.experts import ExpertCache
-from appliance.engine.generation import RunnerStats
+from appliance.engine.generation import RunnerStats, WindowInterruptedError
 from appliance.engine.graph import Graph, GraphSizes
+from appliance.engine.kv_state import Bytes, KvState, kv_state_id
+from appliance.engine.link import LinkEnd
+from appliance.engine.link_options import LinkOptions
 from appliance.engine.logits import LogitsRow
 from appliance.engine.loop import CardMemory
+from appliance.engine.pair import Pair
+from appliance.engine.peer import PeerPlan, PeerTier
 from appliance.errors import EngineError, MemoryBudgetError, SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
 from appliance.memory.layout import ArenaLayout, arena_layout
-from appliance.memory.plan import CardPlan, Machine, make_plan, request_from
-from appliance.memory.policy import Policy, SwapPolicy, blob_bytes_table, fill_order
+from appliance.memory.plan import CardPlan, Machine, is_gpu, make_plan, request_from
+from appliance.memory.policy import ExpertId, Policy, SwapPolicy, blob_bytes_table, fill_order
 from appliance.memory.profile import Profile, learn, load_profile, profile_path, read_profile
 from appliance.models.config import ModelConfig, read_config
 from appliance.protocol import LoadProgress
@@ -51,6 +57,12 @@ class LanePlace(Protocol):
     def share_index(self) -> int: ...
     @property
     def share_count(self) -> int: ...
+    @property
+    def peer_card(self) -> str | None: ...
+    @property
+    def link(self) -> LinkOptions | None: ...
+    @property
+    def starts_asleep(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,12 @@ class RunnerOptions:
     """Which part of the profile the cache takes: (index, count)."""
     learned_profile: Path | None = None
     """Where the uses of this run are merged into when it ends. None: nowhere."""
+    peer: PeerPlan | None = None
+    """A second card as more expert cache."""
+    link: LinkOptions | None = None
+    """Another engine that computes rows for this one, and the other way round."""
+    starts_asleep: bool = False
+    """The expert cache has no memory until it is told to take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +120,25 @@ class ModelRunner:
         self._rows_since_boundary = 0
         self._num_rows = 0
         self._pool = native.Pool(options.num_threads)
-        card = native.HostCard(self._pool, options.isa)
+        card = open_card(plan.card, self._pool, options.isa)
         classes = blob_bytes_table(model.arena.layout)
         try:
-            self._graph = Graph(card, model.gguf, model.config, model.arena, options.sizes)
+            self._graph = Graph(card, model.gguf, model.config, model.arena, options.sizes, is_gpu=is_gpu(plan.card))
             policy = policy or SwapPolicy(classes, profile.uses, experts_per_row=model.config.top_k)
-            table, uses = self._graph.table, self._graph.uses
-            self._cache = ExpertCache(card, table, uses, model.arena.layout, policy, options.max_swaps)
+            self._cache = ExpertCache(card, self._graph.table, model.arena.layout, policy, options.max_swaps)
             self._cache.add_slots(plan.slot_classes)
+            self._pair = Pair(self._open_peer(card), self._open_link())
         except MemoryError:
             raise MemoryBudgetError(
                 f"card {plan.card} needs {plan.total_bytes} bytes, but the system does not give them; lower slots or context"
             ) from None
         self._graph.load_dense(_reporter(report, "dense"))
-        slots = {slots.blob_bytes: slots.slots for slots in plan.slot_classes}
-        self._cache.fill(fill_order(profile.uses, classes, slots, options.share), _reporter(report, "cache"))
+        if options.starts_asleep:
+            self._given_bytes = self._cache.give_back(plan.slots_bytes)
+        else:
+            self._cache.fill(self._share_of_ranking(), _reporter(report, "cache"))
         self._warm_rows = self._warm_up(_reporter(report, "warmup"))
+        self._kv_state = KvState(self._graph.kv_memory(), model.config, options.sizes.kv_type)
 
     @classmethod
     def open(cls, settings: Settings, lane: LanePlace, report: Report) -> ModelRunner:
@@ -127,12 +148,11 @@ class ModelRunner:
         """
         if settings.model is None:
             raise SettingsError("no model is named; give a GGUF file", param="model")
-        if not lane.card.startswith("host:"):
-            raise SettingsError(f"card {lane.card}: this version runs host cards only; use host:0", param="cards")
         gguf = open_gguf(settings.model)
         config = read_config(gguf)
         layout = arena_layout(gguf, config)
-        plan = make_plan(config, gguf.tensors, layout, replace(request_from(settings), cards=(lane.card,)), _ANY_MACHINE)
+        machine = replace(_ANY_MACHINE, gpu_bytes={lane.card: _ANY_MACHINE.memory_bytes})
+        plan = make_plan(config, gguf.tensors, layout, replace(request_from(settings), cards=(lane.card,)), machine)
         learned = profile_path(settings.state_dir or _default_state_dir(), gguf.fingerprint)
         options = RunnerOptions(
             sizes=GraphSizes.planned(plan.chunk, plan.context, plan.kv_type),
@@ -141,9 +161,12 @@ class ModelRunner:
             max_swaps=settings.max_swaps,
             share=(lane.share_index, lane.share_count),
             learned_profile=learned,
+            peer=None if lane.peer_card is None else PeerPlan(lane.peer_card, plan.cards[0].slot_classes),
+            link=lane.link,
+            starts_asleep=lane.starts_asleep,
         )
         profile = _profile(settings.profile, learned, layout, gguf.fingerprint)
-        arena = Arena.open(ArenaPlace(settings.shm_dir, gguf.content_id, layout))
+        arena = Arena.open(ArenaPlace(settings.shm_dir, gguf.content_id, layout), for_gpu=is_gpu(lane.card))
         return cls(OpenModel(gguf, config, arena), plan.card(lane.card), options, profile=profile, report=report)
 
     @property
@@ -167,6 +190,10 @@ class ModelRunner:
     def cache(self) -> ExpertCache:
         return self._cache
 
+    @property
+    def peer(self) -> PeerTier | None:
+        return self._pair.peer
+
     def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         """Computes `tokens` at the positions from `position` on; what was there is overwritten.
 
@@ -175,19 +202,25 @@ class ModelRunner:
         """
         if self._is_closed:
             raise EngineError("the model was closed; start the engine again")
-        logits = self._graph.run(tokens, position, num_logits)
+        logits = self._run_until_answered(tokens, position, num_logits)
         self._rows_since_boundary += len(tokens)
         return logits
 
     def between_windows(self) -> None:
         """Puts landed swaps into the residency table and starts new ones."""
-        self._cache.between_windows(self._rows_since_boundary)
+        uses = self._cache.read_uses(self._rows_since_boundary)
+        self._cache.between_windows(uses, self._pair.held_elsewhere())
+        self._pair.between_windows(uses, self._cache.held)
         self._num_rows += self._rows_since_boundary
         self._rows_since_boundary = 0
 
     def interrupt(self) -> None:
         """The run in progress, or else the next one, raises WindowInterruptedError within one operation. Thread-safe."""
         self._graph.interrupt()
+
+    def profile(self, token: int, position: int, repeats: int) -> dict[str, float]:
+        """Milliseconds by kind of step of one window of one row on a GPU, each alone. For benchmarks."""
+        return self._graph.profile(token, position, repeats)
 
     def hold_threads(self, num_threads: int) -> int:
         """Lets the last `num_threads` threads of the pool sit out. Returns how many do: one always works."""
@@ -200,7 +233,7 @@ class ModelRunner:
         Raises MemoryBudgetError, having given nothing back, if all slots together are smaller than that.
         """
         missing_bytes = free_mib * MIB - self._given_bytes
-        if free_mib * MIB > self._plan.slots_bytes:
+        if free_mib > -(-self._plan.slots_bytes // MIB):
             raise MemoryBudgetError(
                 f"{free_mib} MiB cannot be freed on card {self._plan.card}: its expert slots hold {format_bytes(self._plan.slots_bytes)}"
             )
@@ -209,21 +242,73 @@ class ModelRunner:
         return self._memory()
 
     def take_memory(self) -> CardMemory:
-        """Takes the planned slots again and fills them."""
-        self._cache.take_again()
+        """Takes the planned slots again; the next boundaries fill them, hottest first. Raises MemoryBudgetError."""
+        if self._given_bytes:
+            try:
+                self._cache.take_again(self._ranking() if self.has_link else self._share_of_ranking())
+            except MemoryError:
+                raise MemoryBudgetError(f"card {self._plan.card} does not have the memory of its slots any more; free some") from None
         self._given_bytes = 0
         return self._memory()
 
+    @property
+    def is_filling(self) -> bool:
+        """Slots that were taken again are not full yet."""
+        return self._cache.is_filling or self._pair.is_filling
+
+    @property
+    def has_peer(self) -> bool:
+        return self._pair.peer is not None
+
+    def attach_peer(self) -> None:
+        """Takes the peer card's slots; the next boundaries fill them. Raises MemoryBudgetError."""
+        if self._pair.peer is not None:
+            self._pair.peer.attach(self._ranking())
+
+    def detach_peer(self) -> None:
+        """Gives the peer card's slots back."""
+        if self._pair.peer is not None:
+            self._pair.peer.detach()
+
+    @property
+    def has_link(self) -> bool:
+        return self._pair.link is not None
+
+    def serve_link(self, serving: bool) -> None:
+        """Offers this card's experts to the other engine, or no longer."""
+        if self._pair.link is not None:
+            self._pair.link.serve(serving)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether its key/value state can be copied out: that of a GPU cannot yet."""
+        return not is_gpu(self._plan.card)
+
+    @property
+    def state_id(self) -> str:
+        return kv_state_id(self._model.gguf.content_id, self._model.config, self._options.sizes.kv_type)
+
+    def state_bytes(self, num_tokens: int) -> int:
+        return self._kv_state.nbytes(num_tokens)
+
+    def save_state(self, num_tokens: int, out: Bytes) -> None:
+        self._kv_state.save(num_tokens, out)
+
+    def load_state(self, num_tokens: int, saved_tokens: int, state: Bytes) -> None:
+        self._kv_state.load(num_tokens, saved_tokens, state)
+
     def stats(self) -> RunnerStats:
-        table = self._graph.table
+        rows = {tier: count - self._warm_rows[tier] for tier, count in self._graph.table.rows_by_tier.items()}
         return RunnerStats(
-            rows_by_tier={"own": table.own_rows - self._warm_rows[0], "host": table.host_rows - self._warm_rows[1]},
-            swaps=self._cache.num_swaps,
+            rows_by_tier={tier: count for tier, count in rows.items() if count or tier in ("own", "host")},
+            swaps=self._cache.num_swaps + self._pair.num_swaps,
             resident_experts=self._cache.num_resident,
             slots=self._cache.num_slots,
             isa=self._options.isa,
             pool_threads=self._pool.num_threads,
             pool_held=self._pool.num_held,
+            is_filling=self.is_filling,
+            **self._pair.stats(),
         )
 
     def close(self) -> None:
@@ -232,7 +317,9 @@ class ModelRunner:
             return
         self._is_closed = True
         self._learn()
+        self._pair.close()
         self._cache.settle()  # copies under way read the arena
+        self._graph.card.unpin()
         self._model.arena.close()
 
     def _learn(self) -> None:
@@ -247,19 +334,60 @@ class ModelRunner:
     def _memory(self) -> CardMemory:
         return CardMemory((self._plan.total_bytes - self._given_bytes) // MIB, self._given_bytes // MIB)
 
-    def _warm_up(self, progress: Callable[[int, int], None]) -> tuple[int, int]:
-        """Runs the largest chunk with the most logits; what it leaves in the key/value cache is overwritten.
+    def _run_until_answered(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+        """A run that is void because the other engine did not answer is done again, without it."""
+        while True:
+            self._pair.begin_window(len(tokens))
+            try:
+                return self._graph.run(tokens, position, num_logits)
+            except WindowInterruptedError:
+                if not self._pair.take_loss():
+                    raise
+                _log.warning("the other engine did not answer; going on alone", position=position, rows=len(tokens))
 
-        Returns how many routed rows it took in slots and in the arena, which are nobody's.
+    def _ranking(self) -> list[ExpertId]:
+        """All experts, hottest first, by the profile and what was used since."""
+        return self._profile.learned(self._cache.total_uses, self._num_rows).ranking(self._model.arena.layout)
+
+    def _share_of_ranking(self) -> list[ExpertId]:
+        """Those that fill the own slots where nobody tells what the other card has."""
+        slots = {slots.blob_bytes: slots.slots for slots in self._plan.slot_classes}
+        uses = self._profile.learned(self._cache.total_uses, self._num_rows).uses
+        return fill_order(uses, blob_bytes_table(self._model.arena.layout), slots, self._options.share)
+
+    def _open_peer(self, card: Card) -> PeerTier | None:
+        plan, layout = self._options.peer, self._model.arena.layout
+        if plan is None:
+            return None
+        if not isinstance(self._graph.table, native.ExpertTable) or is_gpu(plan.card):
+            raise SettingsError(f"card {self._plan.card}: a peer card is not in this version on GPUs; leave it out")
+        policy = SwapPolicy(blob_bytes_table(layout), self._profile.uses, experts_per_row=self._model.config.top_k)
+        peer_card = open_card(plan.card, self._pool, self._options.isa)
+        return PeerTier(plan, card, peer_card, self._graph.table, layout, policy, self._options.max_swaps)
+
+    def _open_link(self) -> LinkEnd | None:
+        options, model = self._options.link, self._model
+        if options is None:
+            return None
+        if not isinstance(self._graph.table, native.ExpertTable):
+            raise SettingsError(f"card {self._plan.card}: a link is not in this version on GPUs; leave it out")
+        max_rows, isa = self._options.sizes.max_rows, self._options.isa
+        return LinkEnd(options, model.config, model.arena.layout, max_rows, model.gguf.content_id, isa, self._graph.table)
+
+    def _warm_up(self, progress: Callable[[int, int], None]) -> dict[str, int]:
+        """Runs the largest chunk with the most logits, and one window; what they leave in the key/value cache is overwritten.
+
+        Returns how many routed rows of each tier it took, which are nobody's.
         """
         sizes = self._options.sizes
         try:
             self._graph.run([0] * sizes.max_rows, 0, sizes.max_logits)
+            self._graph.run([0], 0, 1)
         except EngineError as error:
             raise EngineError(f"the warm-up failed: {error.message}") from None
         self._cache.forget_uses()
         progress(sizes.max_rows, sizes.max_rows)
-        return self._graph.table.own_rows, self._graph.table.host_rows
+        return dict(self._graph.table.rows_by_tier)
 
 
 def choose_isa(wanted: str) -> str:

@@ -16,6 +16,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from typing import overload
 
 from appliance.engine.commands import Cancel, Command, EndOfInput, Refusal, parse_command
 from appliance.protocol import MAX_LINE_BYTES, ControlErrorCode
@@ -48,9 +49,16 @@ class Inbox:
         except queue.Empty:
             return None
 
-    def wait(self) -> Command:
-        """The next command; blocks until there is one."""
-        return self._commands.get()
+    @overload
+    def wait(self) -> Command: ...
+    @overload
+    def wait(self, timeout_s: float) -> Command | None: ...
+    def wait(self, timeout_s: float | None = None) -> Command | None:
+        """The next command; blocks until there is one, or gives None after `timeout_s`."""
+        try:
+            return self._commands.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
 
 
 class LineReader:

@@ -1,6 +1,8 @@
 """The engine process: one card, one sequence, lines on stdin and stdout.
 
     python -m appliance.engine.process --settings JSON --card host:0 --lane lead --threads N [--share INDEX/COUNT]
+        [--peer-device host:1] [--peer-link FILE --peer-link-role 0|1 [--link-threads N]] [--asleep]
+        [--parked FOLDER --parked-mib N]
 
     --settings  a `Settings` as JSON, `model` given; the sealed arena of that model must exist
     --card      cuda:N or host:N
@@ -8,6 +10,13 @@
     --threads   threads of this engine's host pool
     --share     which part of the profile this engine's expert cache takes, counted from 0, such as 1/2 for the second of
                 two lanes, so that two caches together cover what one of twice the size would; default 0/1, all
+    --peer-device     second card as more expert cache of this engine; taken by PEER_ATTACH
+    --peer-link       file through which two engines compute each other's rows; served by LINK_SERVE 1
+    --peer-link-role  0 for the lead, 1 for the helper
+    --link-threads    threads that compute the other engine's rows; default 1
+    --asleep          the expert cache has no memory until `VRAM`
+    --parked          folder of conversations that were displaced, for both engines; default: they are forgotten
+    --parked-mib      how much may lie there
 
 It writes `LOAD` lines while it loads, `READY` when it can take requests, and on a fatal error one `FATAL` line as its last.
 The log and whatever libraries print go to stderr. It ends with
@@ -32,18 +41,23 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import structlog
 from pydantic import ValidationError
 
 from appliance.engine.generation import Runner
+from appliance.engine.link_options import LinkOptions
 from appliance.engine.loop import EngineLoop
+from appliance.engine.parking import Parking, StateKeeper
 from appliance.engine.pipes import Inbox, LineReader, LineWriter
 from appliance.errors import SettingsError, TandemError
 from appliance.log import configure_logging
+from appliance.memory.parked import ParkedStore
 from appliance.protocol import Fatal, LoadProgress, Message, Ready, Word, line
 from appliance.settings import Settings
+from appliance.units import MIB
 
 EXIT_START_FAILED = 1
 EXIT_SERVING_FAILED = 3
@@ -66,19 +80,23 @@ class Lane:
     num_threads: int
     share_index: int
     share_count: int
+    peer_card: str | None = None
+    link: LinkOptions | None = None
+    starts_asleep: bool = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
     options = _parse(arguments)
-    lane = Lane(options.lane, options.card, options.threads, *options.share)
+    index, count = options.share
+    lane = Lane(options.lane, options.card, options.threads, index, count, options.peer_device, _link_options(options), options.asleep)
 
     def open_runner(report: Report) -> Runner:
         settings = _read_settings(options.settings)
         configure_logging(settings.log_level, settings.log_format, lane=lane.name)
         return build_runner(settings, lane, report)
 
-    return run_engine(open_runner, lane.card)
+    return run_engine(open_runner, lane.card, parked=options.parked, parked_mib=options.parked_mib)
 
 
 def build_runner(settings: Settings, lane: Lane, report: Report) -> Runner:
@@ -91,10 +109,10 @@ def build_runner(settings: Settings, lane: Lane, report: Report) -> Runner:
     return ModelRunner.open(settings, lane, report)
 
 
-def run_engine(open_runner: Callable[[Report], Runner], card: str) -> int:
+def run_engine(open_runner: Callable[[Report], Runner], card: str, *, parked: Path | None = None, parked_mib: int = 0) -> int:
     """Takes over this process's stdin and stdout and serves until the desk closes them. Returns the exit code.
 
-    `open_runner` must return a runner that has allocated and run all that it ever will.
+    `open_runner` must return a runner that has allocated and run all that it ever will. `parked`: folder of conversations.
     """
     _die_with_parent()
     faulthandler.enable(sys.stderr)
@@ -108,7 +126,7 @@ def run_engine(open_runner: Callable[[Report], Runner], card: str) -> int:
             return EXIT_START_FAILED
         try:
             writer.write(line(Word.READY, _ready(runner, card)))
-            return _serve(EngineLoop(runner, inbox, writer), writer)
+            return _serve(EngineLoop(runner, inbox, writer, _open_parking(runner, parked, parked_mib)), writer)
         finally:
             runner.close()
     except BrokenPipeError as error:
@@ -123,6 +141,17 @@ def _open(open_runner: Callable[[Report], Runner], writer: LineWriter) -> Runner
         raise
     except Exception as error:
         _give_up(writer, error)
+        return None
+
+
+def _open_parking(runner: Runner, folder: Path | None, budget_mib: int) -> Parking | None:
+    """None, with a line in the log, if there is no folder to be had: conversations are then computed again."""
+    if folder is None or not isinstance(runner, StateKeeper) or not runner.keeps_state:
+        return None
+    try:
+        return Parking(runner, ParkedStore(folder, runner.state_id, budget_mib * MIB))
+    except OSError as error:
+        _log.warning("conversations are not parked", folder=str(folder), reason=str(error))
         return None
 
 
@@ -191,7 +220,25 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lane", required=True, choices=("lead", "helper"))
     parser.add_argument("--threads", required=True, type=int)
     parser.add_argument("--share", default=(0, 1), type=_parse_share, metavar="INDEX/COUNT")
-    return parser.parse_args(arguments)
+    parser.add_argument("--peer-device")
+    parser.add_argument("--peer-link", type=Path, metavar="FILE")
+    parser.add_argument("--peer-link-role", type=int, choices=(0, 1))
+    parser.add_argument("--link-threads", type=int, default=1)
+    parser.add_argument("--asleep", action="store_true")
+    parser.add_argument("--parked", type=Path, metavar="FOLDER")
+    parser.add_argument("--parked-mib", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if (options.peer_link is None) != (options.peer_link_role is None):
+        parser.error("--peer-link and --peer-link-role go together")
+    if options.peer_device == options.card:
+        parser.error("--peer-device names the engine's own card; name the other one")
+    return options
+
+
+def _link_options(options: argparse.Namespace) -> LinkOptions | None:
+    if options.peer_link is None:
+        return None
+    return LinkOptions(options.peer_link, options.peer_link_role, options.link_threads)
 
 
 def _parse_share(text: str) -> tuple[int, int]:

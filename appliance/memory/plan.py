@@ -24,6 +24,7 @@ from appliance.memory.budget import Change, Shortage, shortage_error
 from appliance.memory.gpus import free_gpu_bytes, is_built_for_gpus
 from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor
 from appliance.memory.limits import memory_limit, shm_space
+from appliance.memory.link_file import link_bytes
 from appliance.memory.slots import SlotClass, deal_slots, slot_order, slots_that_fit
 from appliance.memory.workspace import cuda_tables_bytes, cuda_workspace_bytes, kv_bytes, residency_bytes, workspace_bytes
 from appliance.models.config import ModelConfig, read_config
@@ -41,6 +42,8 @@ CUDA_CHUNK = 2048
 """Prompt tokens in one go, unless it is told otherwise."""
 CUDA_RESERVE_BYTES = 768 * MIB
 """Left free on a GPU for its context, kernels and captured graphs; 520 MiB were measured."""
+PARKED_CONTEXTS = 4
+"""Full contexts that a pair may park, unless it is told otherwise."""
 WEB_BYTES = 256 * MIB
 ENGINE_BYTES = 128 * MIB
 """What the web server's processes together, and each engine, hold beside the cards: interpreter, libraries, vocabulary.
@@ -64,6 +67,10 @@ class PlanRequest:
     """Per card."""
     card_bytes: int | None
     """Budget of each card. None: an equal share of what the arena and the processes leave."""
+    is_elastic: bool = False
+    """The lead may use the second card, and both engines compute each other's rows."""
+    parked_bytes: int | None = 0
+    """For conversations that lanes had to leave. None: a few contexts of a pair, else nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +145,14 @@ class HostPlan:
     processes_bytes: int
     cards_bytes: int
     machine: Machine
+    parked_bytes: int = 0
+    """Most that parked conversations may take, in shared memory."""
+    link_bytes: int = 0
+    """The file through which the engines of a pair meet, in shared memory."""
 
     @property
     def total_bytes(self) -> int:
-        return self.arena_bytes + self.processes_bytes + self.cards_bytes
+        return self.arena_bytes + self.parked_bytes + self.link_bytes + self.processes_bytes + self.cards_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +197,8 @@ class Plan:
                 "arena_bytes": self.host.arena_bytes,
                 "processes_bytes": self.host.processes_bytes,
                 "cards_bytes": self.host.cards_bytes,
+                "parked_bytes": self.host.parked_bytes,
+                "link_bytes": self.host.link_bytes,
                 "total_bytes": self.host.total_bytes,
                 "limit_bytes": machine.memory_bytes,
                 "limit_source": machine.memory_source,
@@ -213,8 +226,14 @@ def request_from(settings: Settings) -> PlanRequest:
     """The part of the settings that a plan depends on. Raises SettingsError for cards that cannot be planned here."""
     cards = chosen_cards(settings.cards)
     card_bytes = None if settings.card_memory_mib is None else settings.card_memory_mib * MIB
+    parked_bytes = None if settings.parked_mib is None else settings.parked_mib * MIB
+    is_elastic = settings.elastic.enabled
+    if is_elastic and (len(cards) < MAX_CARDS or is_gpu(cards[0])):
+        raise SettingsError(
+            f"elastic_enabled needs two host cards in this version, and there is {', '.join(cards)}; switch it off", param="elastic_enabled"
+        )
     chunk = settings.chunk or (CUDA_CHUNK if is_gpu(cards[0]) else HOST_CHUNK)
-    return PlanRequest(cards, settings.context, chunk, settings.kv_type, settings.slots, card_bytes)
+    return PlanRequest(cards, settings.context, chunk, settings.kv_type, settings.slots, card_bytes, is_elastic, parked_bytes)
 
 
 def chosen_cards(wanted: str) -> tuple[str, ...]:
@@ -268,10 +287,14 @@ class _Planner:
         chunk = min(request.chunk, context)
         arena_bytes = HEADER_BYTES + self.layout.total_bytes
         processes_bytes = WEB_BYTES + len(request.cards) * ENGINE_BYTES
-        share = (self.machine.memory_bytes - arena_bytes - processes_bytes) // len(request.cards)
+        parked_bytes = PARKED_CONTEXTS * kv_bytes(self.config, context, request.kv_type) if request.is_elastic else 0
+        parked_bytes = parked_bytes if request.parked_bytes is None else request.parked_bytes
+        pair_bytes = link_bytes(self.config, chunk) if request.is_elastic else 0
+        taken_bytes = arena_bytes + processes_bytes + parked_bytes + pair_bytes
+        share = (self.machine.memory_bytes - taken_bytes) // len(request.cards)
         cards = tuple(self._card(card, request, context, chunk, share) for card in request.cards)
         host_bytes = sum(card.total_bytes for card in cards if not is_gpu(card.card))
-        host = HostPlan(arena_bytes, processes_bytes, host_bytes, self.machine)
+        host = HostPlan(arena_bytes, processes_bytes, host_bytes, self.machine, parked_bytes, pair_bytes)
         return Plan(self.config, self.layout.num_experts, context, chunk, request.kv_type, cards, host)
 
     def change(self, setting: str, requests: Sequence[tuple[str, PlanRequest]], place: str) -> Change:
@@ -355,13 +378,13 @@ def _places(plan: Plan) -> list[Shortage]:
     if machine.shm_bytes is None:
         return [*cards, _host_place(plan)]
     remedy = "make it larger (docker run --shm-size, the chart's shared memory size) or set shm_dir to a larger folder in memory"
-    shm = Shortage(machine.shm_dir, "its size", machine.shm_bytes, {"the arena": plan.host.arena_bytes}, remedy)
+    shm = Shortage(machine.shm_dir, "its size", machine.shm_bytes, _shared(plan), remedy)
     return [shm, *cards, _host_place(plan)]
 
 
 def _host_place(plan: Plan) -> Shortage:
     machine = plan.host.machine
-    consumers = {"the arena": plan.host.arena_bytes, "the processes": plan.host.processes_bytes}
+    consumers = _shared(plan) | {"the processes": plan.host.processes_bytes}
     of_cards = "" if len(plan.cards) == 1 else f" of {len(plan.cards)} cards"
     for card in plan.cards:
         for name, nbytes in {} if is_gpu(card.card) else card.consumers().items():
@@ -375,6 +398,12 @@ def _budget_source(card: CardPlan) -> tuple[str, int]:
 
 def _budget_remedy(card: CardPlan) -> str:
     return f"use a card with {_mib(card)} MiB free" if is_gpu(card.card) else f"raise card_memory_mib to {_mib(card)}"
+
+
+def _shared(plan: Plan) -> dict[str, int]:
+    """What lies in the folder of the arena."""
+    shared = {"the arena": plan.host.arena_bytes, "parked conversations": plan.host.parked_bytes, "the link": plan.host.link_bytes}
+    return {name: nbytes for name, nbytes in shared.items() if nbytes or name == "the arena"}
 
 
 def _mib(card: CardPlan) -> int:

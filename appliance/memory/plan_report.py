@@ -22,6 +22,19 @@ def render_plan(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def render_pair(plan: Plan) -> str:
+    """Both states of an elastic pair: what the second card holds, and how much of the model lies in slots."""
+    lead, helper = plan.cards
+    rest = format_bytes(helper.total_bytes - helper.slots_bytes)
+    held = f"{(lead.slots + helper.slots) / plan.num_experts:.0%} of the experts in slots, if they are as different as they can be"
+    rows = [
+        ("requests", lead.card, helper.card),
+        ("one at a time", "the lead's slots", f"the lead's too, {format_bytes(helper.slots_bytes)}; of the sleeping helper {rest}"),
+        ("two at a time", "the lead's slots", f"the helper's, {format_bytes(helper.slots_bytes)}, and {rest}"),
+    ]
+    return "\n".join([*(line.rstrip() for line in _table(rows)), held])
+
+
 def _cards(plan: Plan) -> list[str]:
     consumers = [card.consumers() for card in plan.cards]
     rows = [("card", *(card.card for card in plan.cards))]
@@ -47,6 +60,8 @@ def _host(plan: Plan) -> list[str]:
         ("host memory", "", ""),
         ("arena", format_bytes(host.arena_bytes), f"in {machine.shm_dir}, {shm}"),
         ("host cards", format_bytes(host.cards_bytes), ""),
+        *([("parked conversations", format_bytes(host.parked_bytes), "at most")] if host.parked_bytes else []),
+        *([("link", format_bytes(host.link_bytes), "")] if host.link_bytes else []),
         ("processes", format_bytes(host.processes_bytes), "estimated"),
         ("together", format_bytes(host.total_bytes), f"of {format_bytes(machine.memory_bytes)} that {machine.memory_source} leaves"),
     ]

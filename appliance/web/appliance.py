@@ -17,7 +17,6 @@ from appliance.desk.config import LANE_NAMES, DeskConfig, LaneConfig
 from appliance.errors import SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.layout import arena_layout
-from appliance.memory.limits import usable_cores
 from appliance.memory.plan import Plan, plan_for
 from appliance.memory.profile import read_profile
 from appliance.models.config import read_config
@@ -25,6 +24,7 @@ from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web.auth import KeyRing
+from appliance.web.lane_options import pair_options
 from appliance.web.model_info import ModelInfo, SamplingDefaults
 
 
@@ -77,22 +77,25 @@ def _check_writable(setting: str, folder: Path, remedy: str) -> None:
 
 def desk_config(settings: Settings, plan: Plan) -> DeskConfig:
     """The command lines of loader and engines."""
-    count = len(plan.cards)
-    threads = settings.pool_threads or max(1, usable_cores() // count)
+    pair = pair_options(settings, plan, _content_id(settings))
     lanes = [
-        LaneConfig(
-            name, card.card, _engine_argv(plan.settings_for_engine(settings, card.card), name, card.card, threads, f"{index}/{count}")
-        )
+        LaneConfig(name, card.card, _engine_argv(plan.settings_for_engine(settings, card.card), name, card.card, pair.lanes[index]))
         for index, (name, card) in enumerate(zip(LANE_NAMES, plan.cards, strict=False))
     ]
     loader = (sys.executable, "-m", "appliance.memory.loader", "--model", str(settings.model), "--shm-dir", str(settings.shm_dir))
-    return DeskConfig(lanes=tuple(lanes), loader_argv=loader, max_queue=settings.max_queue)
+    return DeskConfig(
+        lanes=tuple(lanes), loader_argv=loader, max_queue=settings.max_queue, elastic=pair.elastic, leftovers=pair.shared_files
+    )
 
 
-def _engine_argv(settings: Settings, lane: str, card: str, threads: int, share: str) -> tuple[str, ...]:
+def _content_id(settings: Settings) -> str:
+    return open_gguf(_model_path(settings)).content_id
+
+
+def _engine_argv(settings: Settings, lane: str, card: str, more: tuple[str, ...]) -> tuple[str, ...]:
     settings = settings.model_copy(update={"log_format": "json"})  # the desk reads it and logs it again in our own form
-    options = {"--settings": settings.model_dump_json(), "--card": card, "--lane": lane, "--threads": str(threads), "--share": share}
-    return (sys.executable, "-m", "appliance.engine.process", *(word for option in options.items() for word in option))
+    options = ("--settings", settings.model_dump_json(), "--card", card, "--lane", lane)
+    return (sys.executable, "-m", "appliance.engine.process", *options, *more)
 
 
 def _model_path(settings: Settings) -> Path:

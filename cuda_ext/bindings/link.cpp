@@ -73,6 +73,7 @@ void bind_link(nb::module_& module) {
             nb::arg("table"), "From now on the table's linked experts are asked of the partner.")
         .def("serve", &link::Link::serve, nb::arg("serving"), "Starts or stops to offer this card's experts to the partner.")
         .def_prop_ro("serving", &link::Link::serving)
+        .def_prop_ro("partner_attached", &link::Link::partner_attached)
         .def("begin_window", &link::Link::begin_window, nb::arg("num_rows"), "Before a run: whether the partner is asked in it.")
         .def("take_loss", &link::Link::take_loss, "Whether the last run is void because the partner did not answer; true once.")
         .def("hold", &link::Link::hold, nb::call_guard<nb::gil_scoped_release>())

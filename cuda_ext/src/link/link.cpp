@@ -119,9 +119,13 @@ bool Link::load_serving(int role) const {
 
 // Asking
 
+bool Link::partner_attached() const {
+    return load(parts_.roles[partner_]->pid) != 0;
+}
+
 bool Link::begin_window(int num_rows) {
     const bool is_open = !ending_ && num_rows <= static_cast<int>(options_.geometry.max_rows) && load_serving(partner_) &&
-                         may_ask(*asked_.words) && load(parts_.roles[partner_]->pid) != 0;
+                         may_ask(*asked_.words) && partner_attached();
     if (is_open) watch_partner();
     table_->set_offered(is_open ? parts_.resident[partner_] : nullptr);
     return is_open;

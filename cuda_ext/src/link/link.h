@@ -46,6 +46,8 @@ class Link : public LinkedRows {
     void serve(bool serving);
     bool serving() const { return load_serving(role_); }
 
+    // Whether the partner has a process here, so that its residency means something. It may have died this moment.
+    bool partner_attached() const;
     // Before a run of so many rows: whether its linked experts are asked of the partner. Tells the table.
     bool begin_window(int num_rows);
     // The last run is void because the partner did not answer; true once.

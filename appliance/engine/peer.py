@@ -1,0 +1,118 @@
+"""The peer tier: a second card as more expert cache of the same engine, with slots and a residency table of its own.
+
+A routed expert is looked up on the own card first and then on the peer's. The two caches hold different experts: what one of them
+has, the other does not bring in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.engine.cards import Card
+from appliance.engine.experts import ExpertCache, Uses
+from appliance.errors import MemoryBudgetError
+from appliance.memory.layout import ArenaLayout
+from appliance.memory.policy import ExpertId, Policy
+from appliance.memory.slots import SlotClass
+from cuda_ext import _native as native
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPlan:
+    """What the second card gives."""
+
+    card: str
+    slot_classes: tuple[SlotClass, ...]
+
+
+def peer_tables_bytes(layout: ArenaLayout) -> int:
+    """The second card's residency table, and counters that stay 0: the own card counts all uses."""
+    return 2 * -(-4 * len(layout.layers) * max(blobs.num_experts for blobs in layout.layers) // 64) * 64
+
+
+class PeerTier:
+    """Starts detached: it has no slots until `attach`. Confined to the engine loop."""
+
+    def __init__(
+        self,
+        plan: PeerPlan,
+        own: Card,
+        peer: Card,
+        table: native.ExpertTable,
+        layout: ArenaLayout,
+        policy: Policy,
+        max_swaps: int,
+    ) -> None:
+        """`table`: the own card's, which looks here from now on. Tables change in the order of `own`'s commands.
+
+        Raises MemoryError.
+        """
+        self._plan = plan
+        shape = len(layout.layers), max(blobs.num_experts for blobs in layout.layers)
+        peer_table = peer.new_table(*shape, peer.allocate("tables", peer_tables_bytes(layout)))
+        for blobs in layout.layers:
+            peer_table.set_layer(blobs.layer, table.layer_blobs(blobs.layer), blobs.blob.nbytes)
+        self._cache = ExpertCache(own, peer_table, layout, policy, max_swaps, slots_card=peer)
+        self._cache.add_slots(plan.slot_classes)
+        self._slots_bytes = sum(slots.nbytes for slots in plan.slot_classes)
+        self._cache.give_back(self._slots_bytes)
+        self._is_attached = False
+        if isinstance(peer_table, native.ExpertTable):
+            table.set_peer(peer_table)
+
+    @property
+    def is_attached(self) -> bool:
+        return self._is_attached
+
+    @property
+    def resident(self) -> NDArray[np.bool_]:
+        """[layers, experts]: what this card's table holds now. A copy."""
+        return self._cache.resident
+
+    @property
+    def num_resident(self) -> int:
+        return self._cache.num_resident
+
+    @property
+    def num_swaps(self) -> int:
+        return self._cache.num_swaps
+
+    @property
+    def held(self) -> NDArray[np.bool_]:
+        """[layers, experts]: what this card has or is about to have."""
+        return self._cache.held
+
+    @property
+    def is_filling(self) -> bool:
+        return self._cache.is_filling
+
+    def attach(self, order: Sequence[ExpertId]) -> None:
+        """Takes the slots; the next boundaries fill them in `order`. Raises MemoryBudgetError; it is detached then."""
+        if self._is_attached:
+            return
+        try:
+            self._cache.take_again(order)
+        except MemoryError:
+            raise MemoryBudgetError(
+                f"card {self._plan.card} does not have the {self._slots_bytes} bytes of its expert slots now; something else holds them"
+            ) from None
+        self._is_attached = True
+
+    def detach(self) -> None:
+        """Gives the slots back."""
+        if self._is_attached:
+            self._cache.give_back(self._slots_bytes)
+            self._is_attached = False
+
+    def between_windows(self, uses: Uses, own_held: NDArray[np.bool_]) -> None:
+        """Swaps and fills, with what the own card does not have."""
+        if self._is_attached:
+            self._cache.between_windows(uses, own_held)
+
+    def settle(self) -> None:
+        """Waits for copies under way."""
+        self._cache.settle()
