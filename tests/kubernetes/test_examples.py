@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from appliance.settings import Settings, load_settings
-from tests.kubernetes.chart_rig import KUBERNETES, ROOT, Helm, Manifest, container_of, mebibytes, of_kind, validate
+from tests.kubernetes.chart_rig import KUBERNETES, ROOT, Helm, Manifest, container_of, mebibytes, of_kind, validate, volume
 
 EXAMPLES = ROOT / "docs" / "kubernetes"
 METRICS = (ROOT / "appliance" / "web" / "vllm_metrics.py").read_text()
@@ -43,6 +43,25 @@ def test_keda_scales_the_charts_deployment_by_a_metric_that_there_is(helm4: Helm
     names = re.findall(r"vllm:\w+", scaled["triggers"][0]["metadata"]["query"])
     assert names
     assert all(f'"{name}"' in METRICS for name in names)
+
+
+def test_the_pages_table_of_sizes_is_what_the_chart_computes(helm4: Helm) -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (EXAMPLES / "README.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    head = next(row for row in rows if row[1].endswith("GiB"))
+    table = rows[rows.index(head) :]
+    written = [[int(cell.split()[0]) for cell in row[1:]] for row in (head, *table[1:4])]
+    for column, size in enumerate(written[0]):
+        manifests = helm4.template({"model": {"source": "claim", "claim": "c", "sizeGiB": size}})
+        probe = container_of(manifests)["startupProbe"]
+        assert [row[column] for row in written[1:]] == [
+            mebibytes(volume(manifests, "shm")["emptyDir"]["sizeLimit"]),
+            mebibytes(container_of(manifests)["resources"]["limits"]["memory"]),
+            probe["periodSeconds"] * probe["failureThreshold"],
+        ]
 
 
 def predictor() -> dict[str, Any]:
