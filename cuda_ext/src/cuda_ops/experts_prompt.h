@@ -16,7 +16,7 @@ namespace tandem::cuda {
 // One matrix inside every blob.
 struct PromptMatrix {
     quant::Type type;
-    size_t offset;
+    size_t offset;    // a multiple of 16
     int32_t rows;     // a multiple of 8
     int32_t columns;  // a multiple of 32
     size_t row_bytes;

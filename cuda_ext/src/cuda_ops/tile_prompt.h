@@ -1,5 +1,6 @@
 // How the weights of a tile pass through shared memory; see tile_prompt.cuh.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -35,14 +36,15 @@ inline size_t tile_shared_bytes(const SideShape& first, const SideShape& second)
     return kTileFixedBytes + side_shared_bytes(first) + side_shared_bytes(second);
 }
 
-// `shared_limit`: bytes that a block may have. Where two such sides do not fit, the pitch is any multiple of 16: cards of 99 KiB
-// read Q6_K with bank conflicts.
+// Matrices begin at a multiple of 16. `shared_limit`: bytes that a block may have. Where two such sides do not fit, the pitch is
+// any multiple of 16: cards of 99 KiB read Q6_K with bank conflicts.
 inline SideShape side_shape(quant::Type type, size_t row_bytes, size_t shared_limit) {
     constexpr int kUnit = 16;
     const int block = static_cast<int>(quant::block_values(type)), bytes = static_cast<int>(quant::block_bytes(type));
     const int span_values = block == 1 ? 128 / bytes : block < 256 ? 128 : 256;
     const int span_bytes = span_values / block * bytes;
-    const int units = (span_bytes + kUnit - 1 + kUnit - 1) / kUnit;  // wherever the span starts
+    const int aligned = std::min(bytes & -bytes, kUnit);  // so is every block
+    const int units = (span_bytes + kUnit - aligned + kUnit - 1) / kUnit;
     SideShape shape{type, span_values, span_bytes, kUnit * (units | 1), static_cast<int32_t>(quant::table_bytes(type)), row_bytes};
     if (tile_shared_bytes(shape, shape) > shared_limit) shape.pitch = kUnit * units;
     return shape;

@@ -6,6 +6,8 @@
 #pragma once
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "quant/arithmetic.h"
 #include "quant/packed/all.cuh"
 
@@ -31,6 +33,37 @@ __device__ __forceinline__ uint32_t halves_word(__half2 halves) {
     uint32_t word;
     memcpy(&word, &halves, sizeof word);
     return word;
+}
+
+// Eight words from an even address on, nine loads for all of them: here the words of a block are wanted by one thread.
+__device__ __forceinline__ void load_eight_words(const uint8_t* p, uint32_t (&w)[8]) {
+    const auto past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p) & 3);
+    const auto* words = reinterpret_cast<const uint32_t*>(p - past);
+    uint32_t low = words[0];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const uint32_t high = words[k + 1];
+        w[k] = __funnelshift_r(low, high, 8 * past);
+        low = high;
+    }
+}
+
+// All words of a block of 32, as Packed<T>::words has them.
+template <class T>
+__device__ __forceinline__ void block_words(const uint8_t* b, int j, const uint8_t* table, uint32_t (&w)[8]) {
+    if constexpr (std::is_same_v<T, Q6_K> || std::is_same_v<T, Q3_K>) {
+        constexpr bool six = std::is_same_v<T, Q6_K>;  // four lower and two upper bits; else two and one
+        const int low_shift = six ? 4 * (j % 4 / 2) : 2 * (j % 4), high_shift = six ? 2 * (j % 4) : j;
+        uint32_t low[8], high[8];
+        load_eight_words(six ? b + 64 * (j / 4) + 32 * (j % 2) : b + 32 + 32 * (j / 4), low);
+        load_eight_words(six ? b + 128 + 32 * (j / 4) : b, high);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            w[k] = ((low[k] >> low_shift) & (six ? kLowNibbles : kLowPairs)) |
+                   ((high[k] >> high_shift) & (six ? kLowPairs : kLowBits)) << (six ? 4 : 2);
+    } else {
+        Packed<T>::words(b, j, table, w);
+    }
 }
 
 // Scale and minimum of sixteen weights for the integers of Packed<T>.
@@ -75,7 +108,7 @@ __device__ __forceinline__ HalfBlock halves_of_block(const uint8_t* block, int j
     const PackedScale scale = P::scale(block, j);
     const HalfScales scales[2] = {half_scales<T>(scale, 0), half_scales<T>(scale, P::kHalves ? 1 : 0)};
     uint32_t words[8];
-    P::words(block, j, table, words);
+    block_words<T>(block, j, table, words);
     HalfBlock out;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -85,21 +118,30 @@ __device__ __forceinline__ HalfBlock halves_of_block(const uint8_t* block, int j
     return out;
 }
 
-__device__ __forceinline__ uint32_t boosted_pair(float low, float high) {
-    return halves_word(__floats2half2_rn(mul(low, kHalfFactor), mul(high, kHalfFactor)));
+// ---- F32, F16, BF16: rows are aligned to 16 bytes ----
+
+__device__ __forceinline__ uint32_t scaled_pair(uint32_t low_bits, uint32_t high_bits) {  // of floats
+    return halves_word(__floats2half2_rn(mul(bits_float(low_bits), kHalfFactor), mul(bits_float(high_bits), kHalfFactor)));
+}
+template <class T>
+__device__ __forceinline__ uint32_t scaled_pair_of(uint32_t word) {  // F16 and BF16
+    if constexpr (std::is_same_v<T, F16>) return halves_word(__hmul2(word_halves(word), __float2half2_rn(kHalfFactor)));
+    return scaled_pair(word << 16, word & 0xffff0000);
 }
 
-// F32, F16, BF16.
 template <class T>
 __device__ __forceinline__ HalfBlock halves_of_floats(const uint8_t* values) {
-    const auto* from = reinterpret_cast<const typename T::Block*>(values);
+    const auto* from = reinterpret_cast<const uint4*>(values);
     HalfBlock out;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t words[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) words[k] = boosted_pair(T::value(from[8 * i + 2 * k]), T::value(from[8 * i + 2 * k + 1]));
-        out.chunk[i] = {words[0], words[1], words[2], words[3]};
+        if constexpr (std::is_same_v<T, F32>) {
+            const uint4 a = from[2 * i], b = from[2 * i + 1];
+            out.chunk[i] = {scaled_pair(a.x, a.y), scaled_pair(a.z, a.w), scaled_pair(b.x, b.y), scaled_pair(b.z, b.w)};
+        } else {
+            const uint4 a = from[i];
+            out.chunk[i] = {scaled_pair_of<T>(a.x), scaled_pair_of<T>(a.y), scaled_pair_of<T>(a.z), scaled_pair_of<T>(a.w)};
+        }
     }
     return out;
 }
