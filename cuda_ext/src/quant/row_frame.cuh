@@ -100,21 +100,25 @@ __device__ __forceinline__ void add_terms(const SharedDots& p, const LanePlace& 
     const uint8_t* table = device::shared_pointer(p.table);
     uint32_t w[kSteps][8];
     PackedScale scale[kSteps];
+    const int turned = kInputs == 1 ? 0 : at.place() / 4;
     ActBlock x;
-    if constexpr (kInputs == 1) x = load_act_block(p.groups(0)[group], at.place());
+    if constexpr (kInputs == 1) x = load_act_block(p.groups(0)[group], at.place(), 0);
 #pragma unroll
     for (int step = 0; step < kSteps; step++) {
         const int row = min(first_row + step * at.side, p.num_rows() - 1);
         const uint8_t* b = p.row(row) + block / per_block * static_cast<int>(sizeof(typename T::Block));
         Packed<T>::words(b, block % per_block, table, w[step]);
         scale[step] = Packed<T>::scale(b, block % per_block);
-        if constexpr (kInputs == 1) v[step] = add(v[step], block_term<T>(w[step], scale[step], x));
+        if constexpr (kInputs == 1)
+            v[step] = add(v[step], block_term<T>(w[step], scale[step], x));
+        else
+            turn_weights<T>(w[step], scale[step], turned);
     }
     if constexpr (kInputs > 1) {
 #pragma unroll
         for (int input = 0; input < kInputs; input++) {
             if (input >= p.num_inputs()) break;
-            x = load_act_block(p.groups(input)[group], at.place());
+            x = load_act_block(p.groups(input)[group], at.place(), turned);
 #pragma unroll
             for (int step = 0; step < kSteps; step++) {
                 float& sum = v[step * kInputs + input];

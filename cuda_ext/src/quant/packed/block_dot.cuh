@@ -12,13 +12,34 @@ struct ActBlock {
     int sum[2];  // of the first and the last sixteen q
 };
 
-__device__ __forceinline__ ActBlock load_act_block(const ActGroup& group, int place) {
+// `turned` 1: the last sixteen values first. Where lanes take neighbouring places and those from 4 on turn theirs, no two of them
+// meet in a bank of shared memory.
+__device__ __forceinline__ ActBlock load_act_block(const ActGroup& group, int place, int turned) {
     const auto* q = reinterpret_cast<const uint4*>(group.q + kBlock * place);
-    const uint4 first = q[0], last = q[1];
-    const uint32_t sums = *reinterpret_cast<const uint32_t*>(group.sum16 + 2 * place);
+    const uint4 first = q[turned], last = q[1 - turned];
+    const uint32_t stored = *reinterpret_cast<const uint32_t*>(group.sum16 + 2 * place);
+    const uint32_t sums = __funnelshift_r(stored, stored, 16 * turned);
     return {{first.x, first.y, first.z, first.w, last.x, last.y, last.z, last.w},
             group.d[place],
             {static_cast<int16_t>(sums & 0xffff), static_cast<int16_t>(sums >> 16)}};
+}
+
+// The weights of a block for activations that are turned.
+template <class T>
+__device__ __forceinline__ void turn_weights(uint32_t (&w)[8], PackedScale& s, int turned) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint32_t first = w[k], last = w[k + 4];
+        w[k] = turned ? last : first;
+        w[k + 4] = turned ? first : last;
+    }
+    if constexpr (Packed<T>::kHalves) {
+        const int scale = s.scale[0], minimum = s.minimum[0];
+        s.scale[0] = turned ? s.scale[1] : scale;
+        s.scale[1] = turned ? scale : s.scale[1];
+        s.minimum[0] = turned ? s.minimum[1] : minimum;
+        s.minimum[1] = turned ? minimum : s.minimum[1];
+    }
 }
 
 __device__ __forceinline__ int dot_bytes(uint32_t a, uint32_t b, int sum) {
