@@ -100,12 +100,26 @@ struct WindowBlock {
 };
 
 template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void place_in_shared(WindowBlock<Value, kQueries, kDim>& block) {
+    unsigned char* shared = device::dynamic_shared();
+    const WindowShared at = WindowShared::of(kQueries, block.num_rows, block.head_dim(), block.chunk_tiles, sizeof(Value));
+    block.keys = reinterpret_cast<Value*>(shared + at.keys);
+    block.values = reinterpret_cast<Value*>(shared + at.values);
+    block.query = reinterpret_cast<float*>(shared + at.query);
+    block.out = block.query;
+    block.scores = reinterpret_cast<float*>(shared + at.scores);
+    block.turned = reinterpret_cast<float*>(shared + at.turned);
+    block.new_keys = reinterpret_cast<Value*>(shared + at.new_keys);
+    block.new_values = reinterpret_cast<Value*>(shared + at.new_values);
+    block.before = reinterpret_cast<float*>(shared + at.before);
+    block.states = reinterpret_cast<SoftmaxState*>(shared + at.states);
+    block.last = reinterpret_cast<int*>(shared + at.last);
+}
+
+template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ WindowBlock<Value, kQueries, kDim> window_block(const WindowArguments& arguments) {
     const AttentionWindowProblem& p = arguments.problem;
-    unsigned char* shared = device::dynamic_shared();
     WindowBlock<Value, kQueries, kDim> block;
-    block.head_dim_at_run_time = p.kv.head_dim;
-    const WindowShared at = WindowShared::of(kQueries, p.num_rows, block.head_dim(), arguments.chunk_tiles, sizeof(Value));
     const int group = p.query_heads / p.kv.num_heads, thread = static_cast<int>(threadIdx.x);
     block.kv_head = static_cast<int>(blockIdx.x) / arguments.num_parts;
     block.part = static_cast<int>(blockIdx.x) - block.kv_head * arguments.num_parts;
@@ -119,17 +133,8 @@ __device__ __forceinline__ WindowBlock<Value, kQueries, kDim> window_block(const
     block.lane = thread % kWarpLanes;
     block.num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
     block.position = static_cast<int>(p.state->position);
-    block.keys = reinterpret_cast<Value*>(shared + at.keys);
-    block.values = reinterpret_cast<Value*>(shared + at.values);
-    block.query = reinterpret_cast<float*>(shared + at.query);
-    block.out = reinterpret_cast<float*>(shared + at.query);
-    block.scores = reinterpret_cast<float*>(shared + at.scores);
-    block.turned = reinterpret_cast<float*>(shared + at.turned);
-    block.new_keys = reinterpret_cast<Value*>(shared + at.new_keys);
-    block.new_values = reinterpret_cast<Value*>(shared + at.new_values);
-    block.before = reinterpret_cast<float*>(shared + at.before);
-    block.states = reinterpret_cast<SoftmaxState*>(shared + at.states);
-    block.last = reinterpret_cast<int*>(shared + at.last);
+    block.head_dim_at_run_time = p.kv.head_dim;
+    place_in_shared(block);
     return block;
 }
 
