@@ -69,7 +69,6 @@ ENV PATH=/opt/tandem/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
     TANDEM_HOST=0.0.0.0 \
     TANDEM_STATE_DIR=/data/state \
     TANDEM_MODELS_DIR=/data/models \
-    NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN tandem version
 VOLUME /data

@@ -59,7 +59,7 @@ class Gpu(Values):
 
 
 class Hub(Values):
-    reference: Annotated[str, Field(pattern=r"^(hf://[^/]+/[^/]+)?$")]
+    reference: Annotated[str, Field(pattern=r"^(hf://[^/]+/.+)?$")]
     download: Literal["init", "job", "serve"]
     tokenSecret: str
     tokenKey: str
