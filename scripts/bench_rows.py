@@ -1,10 +1,11 @@
 """Speed of the row kernels: GB/s of weights per type and instruction set on one thread, beside ggml's vec_dot.
 
-    python scripts/bench_rows.py [--types Q4_K,IQ3_S] [--inputs 1,8] [--mebibytes 64] [--repeats 5]
+    python scripts/bench_rows.py [--types Q4_K,IQ3_S] [--inputs 1,8,64] [--mebibytes 64] [--repeats 5]
 
 The weights are random blocks, more than the caches hold. ggml's kernels come from the wheel `libggml-python` where it is
 installed; they are timed on the same bytes in the same run, with activations in the form they want. One thread, best of the
-repeats. The last column is ours (the best instruction set) against ggml at one input row.
+repeats. The last columns are ours (the best instruction set) against ggml, by the number of input rows; ggml's kernels take the
+rows one after the other.
 """
 
 from __future__ import annotations
@@ -124,21 +125,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", default=",".join(_native.quant_types()), help="names, comma-separated (default: all)")
     parser.add_argument("--isas", default=",".join(_native.isas()), help="instruction sets (default: all that run here)")
-    parser.add_argument("--inputs", default="1,8", help="numbers of input rows (default: 1,8)")
+    parser.add_argument("--inputs", default="1,8,64", help="numbers of input rows (default: 1,8,64)")
     parser.add_argument("--mebibytes", type=int, default=32, help="of weights (default: 32)")
     parser.add_argument("--repeats", type=int, default=5, help="of which the best counts (default: 5)")
     options = parser.parse_args()
     inputs, isas = [int(n) for n in options.inputs.split(",")], options.isas.split(",")
-    columns = [(isa, n) for isa in isas for n in inputs if isa != "portable" or n == inputs[0]]
+    columns = [(isa, n) for isa in isas for n in inputs if isa != "portable" or n == inputs[0] or isas == [isa]]
     ggml = find_ggml()
-    print(f"{'type':8}" + "".join(f"{isa + ' x' + str(n):>14}" for isa, n in columns) + f"{'ggml x1':>10}{'ratio':>7}   GB/s")
+    print(
+        f"{'type':8}"
+        + "".join(f"{isa + ' x' + str(n):>14}" for isa, n in columns)
+        + f"{'ggml x1':>10}"
+        + "".join(f"{'ratio x' + str(n):>11}" for n in inputs)
+    )
+    print("GB/s of weights, each read once for all inputs")
     for name in options.types.split(","):
         work = Workload.random(name, options.mebibytes)
         rates = {(isa, n): rate(work, n, isa, options.repeats if isa != "portable" else 1) for isa, n in columns}
         line = f"{name:8}" + "".join(f"{rates[column]:14.2f}" for column in columns)
         if ggml is not None:
             theirs = ggml_rate(ggml, work, options.repeats)
-            line += f"{theirs:10.2f}{rates[isas[-1], inputs[0]] / theirs:7.2f}"
+            line += f"{theirs:10.2f}" + "".join(f"{n * rates[isas[-1], n] / theirs:11.2f}" for n in inputs)
         print(line, flush=True)
 
 

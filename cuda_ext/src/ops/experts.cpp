@@ -6,8 +6,19 @@ namespace tandem {
 
 namespace {
 
-constexpr int kTile = 32;       // weight rows of one item
+constexpr int kTile = 32;       // weight rows of one item: those of gate and up give one block of activations
 constexpr int kInputRows = 64;  // input rows of one kernel call
+
+// The tile's 32 values of one pair as a block of its quantised row; behind the last one the row's group is filled up with zeros.
+void quantise_tile(const ExpertsProblem& p, const float* values, int64_t pair, int64_t r0) {
+    constexpr int kPlaces = kGroupValues / kTile;
+    quant::ActGroup& group = p.hidden_groups[pair * groups_of(p.down.columns) + r0 / kGroupValues];
+    int place = static_cast<int>(r0 % kGroupValues / kTile);
+    p.row_kernels->quantise_block(values, 1.0f, &group, place);
+    if (r0 + kTile < p.down.columns) return;
+    constexpr float kZeros[kTile] = {};
+    while (++place < kPlaces) p.row_kernels->quantise_block(kZeros, 1.0f, &group, place);
+}
 
 void gate_and_up(const ExpertsProblem& p, const ExpertRows& expert, int64_t r0) {
     const int64_t width = p.gate.rows;
@@ -21,8 +32,12 @@ void gate_and_up(const ExpertsProblem& p, const ExpertRows& expert, int64_t r0) 
         for (const auto& [matrix, out] : {std::pair(&p.gate, gate), std::pair(&p.up, up)})
             p.row_kernels->dot(matrix->type, matrix->row(expert.blob, r0), matrix->row_bytes, num_rows, matrix->columns, x, num_x,
                                out, kTile);
-        float* hidden = p.hidden + (int64_t{expert.first} + first) * width + r0;
-        for (int i = 0; i < num_x; i++) p.row_kernels->swiglu(gate + i * kTile, up + i * kTile, num_rows, hidden + i * width);
+        for (int i = 0; i < num_x; i++) {
+            const int64_t place = int64_t{expert.first} + first + i;
+            float* hidden = p.hidden + place * width + r0;
+            p.row_kernels->swiglu(gate + i * kTile, up + i * kTile, num_rows, hidden);
+            if (p.hidden_groups) quantise_tile(p, hidden, place, r0);
+        }
     }
 }
 
@@ -50,17 +65,10 @@ void combine(const ExpertsProblem& p, int64_t row, int64_t r0, int num_rows) {
 }
 
 // From the routed input rows to the rows that `down` takes, in the order of Routed::order.
-void hidden_rows(Worker& worker, const ExpertsProblem& p, int64_t num_pairs) {
+void hidden_rows(Worker& worker, const ExpertsProblem& p) {
     const int64_t used = *p.routed.num_experts, tiles = (p.gate.rows + kTile - 1) / kTile;
     worker.parallel_for(used * tiles, [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; item++) gate_and_up(p, p.routed.experts[item / tiles], item % tiles * kTile);
-    });
-    worker.barrier();
-    if (!p.hidden_groups) return;
-    const int64_t width = p.down.columns;
-    worker.parallel_for(num_pairs, [&](int64_t begin, int64_t end) {
-        for (int64_t place = begin; place < end; place++)
-            p.row_kernels->quantise(p.hidden + place * width, width, 1.0f, p.hidden_groups + place * groups_of(width));
     });
     worker.barrier();
 }
@@ -84,15 +92,15 @@ void down_tiles(Worker& worker, const ExpertsProblem& p, Fn&& fn) {
 void experts(Worker& worker, const ExpertsProblem& p, const Window& window) {
     const bool asks = p.linked && *p.routed.num_linked > 0;
     if (asks && worker.index() == 0) p.linked->ask(p);
-    hidden_rows(worker, p, int64_t{window.num_rows} * p.routed.top_k);
+    hidden_rows(worker, p);
     if (asks) worker.barrier([&] { p.linked->collect(p); });
     down_tiles(worker, p, [&](int64_t r0, int num_rows) {
         for (int64_t row = 0; row < window.num_rows; row++) combine(p, row, r0, num_rows);
     });
 }
 
-void expert_rows(Worker& worker, const ExpertsProblem& p, int64_t num_pairs) {
-    hidden_rows(worker, p, num_pairs);
+void expert_rows(Worker& worker, const ExpertsProblem& p, [[maybe_unused]] int64_t num_pairs) {
+    hidden_rows(worker, p);
     down_tiles(worker, p, [](int64_t, int) {});
 }
 

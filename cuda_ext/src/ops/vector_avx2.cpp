@@ -8,6 +8,7 @@ namespace {
 
 struct Avx2Lanes {
     static constexpr int kWidth = 8;
+    static constexpr int kVecs = 2;
     using Vec = __m256;
 
     static Vec load(const float* x) { return _mm256_loadu_ps(x); }

@@ -8,6 +8,7 @@ namespace {
 
 struct Avx512Lanes {
     static constexpr int kWidth = 16;
+    static constexpr int kVecs = 4;
     using Vec = __m512;
 
     static Vec load(const float* x) { return _mm512_loadu_ps(x); }

@@ -1,8 +1,8 @@
 // The kernels of vector.h over `Lanes`, a register of some instruction set. Included once by each vector_<isa>.cpp, behind
 // its Lanes; everything is in an anonymous namespace so that no linker mixes code of different instruction sets.
 //
-// Lanes: Vec, kWidth, load, store, set1, add, mul, fma(a, b, c) = a * b + c rounded once, min, max, pow2(n) = 2^n for
-// whole n in [-126, 127].
+// Lanes: Vec, kWidth, kVecs (so many registers of each of four rows, and what the rows share, fit), load, store, set1, add, mul,
+// fma(a, b, c) = a * b + c rounded once, min, max, pow2(n) = 2^n for whole n in [-126, 127].
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -16,7 +16,7 @@ template <class Lanes>
 struct Kernels {
     using Vec = typename Lanes::Vec;
     static constexpr int kWidth = Lanes::kWidth;
-    static constexpr int kVecs = 4;  // registers per row of a register tile
+    static constexpr int kVecs = Lanes::kVecs;  // registers per row of a register tile
     static constexpr int kBlock = kVecs * kWidth;
     static_assert(kKvTile % kBlock == 0);
 
@@ -142,8 +142,9 @@ struct Kernels {
     }
 
     static void attend_tile(const TileProblem& p) {
-        int head = 0;
-        for (; head + 2 <= p.num_heads; head += 2) attend_heads<2>(p, head);
+        int head = 0;  // four at a time: keys and values of a tile are more than the nearest cache holds
+        for (; head + 4 <= p.num_heads; head += 4) attend_heads<4>(p, head);
+        if (head + 2 <= p.num_heads) attend_heads<2>(p, head), head += 2;
         if (head < p.num_heads) attend_heads<1>(p, head);
     }
 };

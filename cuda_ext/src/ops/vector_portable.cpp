@@ -7,6 +7,7 @@ namespace {
 
 struct PortableLanes {
     static constexpr int kWidth = 8;
+    static constexpr int kVecs = 2;
     struct Vec {
         float lane[kWidth];
     };

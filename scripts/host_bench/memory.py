@@ -1,0 +1,30 @@
+"""What the memory gives: bytes per second that so many threads read together."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+
+import numpy as np
+
+PART_BYTES = 256 << 20
+REPEATS = 5
+
+
+def read_bandwidth(num_threads: int) -> float:
+    """Bytes per second; the best of some passes of the C library's search for a byte that is not there."""
+    search = ctypes.CDLL(None).memchr
+    search.argtypes, search.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
+    parts = [np.ones(PART_BYTES, np.uint8) for _ in range(num_threads)]
+    return max(_pass(search, parts) for _ in range(REPEATS))
+
+
+def _pass(search: object, parts: list[np.ndarray]) -> float:  # type: ignore[type-arg]
+    threads = [threading.Thread(target=search, args=(part.ctypes.data, 0, part.nbytes)) for part in parts]  # type: ignore[arg-type]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(parts) * PART_BYTES / (time.perf_counter() - start)
