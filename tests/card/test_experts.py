@@ -78,6 +78,22 @@ def test_a_window_of_any_shape_has_the_hosts_bits(shape: Shape, rows: int, rng: 
     check(random_layer(shape), normal(rng, rows, shape.hidden), Routing(normal(rng, rows, shape.experts)), placement)
 
 
+def test_a_window_of_eight_rows_uses_up_to_eighty_experts(rng: np.random.Generator) -> None:
+    shape = Shape(512, 10, 64, 32, "Q4_0", "Q4_0", "Q4_0")
+    routing = Routing(normal(rng, 8, 512))
+    check(random_layer(shape), normal(rng, 8, 64), routing, Placement(half(512), streamed_ratio=0.5))
+    assert len(np.unique(on_host(random_layer(shape), normal(rng, 8, 64), routing).ids)) > 64
+
+
+@pytest.mark.parametrize("resident", ["all", "half"])
+def test_rows_beyond_shared_memory_are_taken_in_passes(resident: str, rng: np.random.Generator) -> None:
+    shape = Shape(8, 8, 64, 1024, "Q8_0", "Q8_0", "F16")
+    layer = random_layer(shape)
+    _, down = plans_of(layer, 8, "H200")
+    assert down["held_pairs"] < 64
+    check(layer, normal(rng, 8, 64), Routing(normal(rng, 8, 8)), Placement({"all": frozenset(range(8)), "half": half(8)}[resident]))
+
+
 @pytest.mark.parametrize("gating", [native.Gating.softmax, native.Gating.sigmoid])
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_weights_follow_the_gating(gating: native.Gating, renormalise: bool, rng: np.random.Generator) -> None:
@@ -98,9 +114,8 @@ def test_rows_that_agree_share_an_expert(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("every_block_polls", [False, True])
-@pytest.mark.parametrize("hidden_is_fresh", [False, True])
-def test_several_layers_post_one_after_the_other(every_block_polls: bool, hidden_is_fresh: bool, rng: np.random.Generator) -> None:
-    placement = Placement(frozenset({1}), every_block_polls=every_block_polls, hidden_is_fresh=hidden_is_fresh)
+def test_several_layers_post_one_after_the_other(every_block_polls: bool, rng: np.random.Generator) -> None:
+    placement = Placement(frozenset({1}), every_block_polls=every_block_polls)
     check(random_layer(SMALL), normal(rng, 3, 256), Routing(normal(rng, 3, 8)), placement, num_layers=4)
 
 
@@ -128,52 +143,57 @@ def test_a_window_without_a_miss_does_not_need_the_host(rng: np.random.Generator
 CARDS = {"H200": (132, 232448, 233472), "3090": (82, 101376, 102400), "A100": (108, 166912, 167936)}
 
 
+def plans_of(layer: Layer, rows: int, card: str) -> tuple[dict[str, int], dict[str, int]]:
+    multiprocessors, block_bytes, card_bytes = CARDS[card]
+    first, second = native.plan_experts_window(
+        num_rows=rows,
+        num_experts=layer.shape.experts,
+        top_k=layer.shape.top_k,
+        gate=layer.gate,
+        up=layer.up,
+        down=layer.down,
+        num_multiprocessors=multiprocessors,
+        block_shared_bytes=block_bytes,
+        card_shared_bytes=card_bytes,
+    )
+    return first, second
+
+
+def matrices_of(shape: Shape) -> Layer:
+    """A layer without blobs."""
+    kinds = [native.quant_types()[name][0] for name in (shape.gate, shape.up, shape.down)]
+    gate = native.BlobMatrix.at(kinds[0], 0, shape.width, shape.hidden)
+    up = native.BlobMatrix.at(kinds[1], 1 << 26, shape.width, shape.hidden)
+    down = native.BlobMatrix.at(kinds[2], 1 << 27, shape.hidden, shape.width)
+    return Layer(shape, np.empty((0, 0), np.uint8), gate, up, down, np.empty(0, np.float32))
+
+
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("rows", [1, 4, 8])
 @pytest.mark.parametrize(
-    ("hidden", "width", "top_k", "kind"), [(2048, 768, 8, "Q4_K"), (2560, 640, 10, "Q8_0"), (2880, 2880, 4, "MXFP4"), (2048, 768, 8, "F16")]
+    "shape",
+    [
+        Shape(128, 8, 2048, 768, "Q4_K", "Q4_K", "Q6_K"),
+        Shape(512, 10, 2560, 640, "IQ3_S", "IQ3_S", "IQ4_NL"),
+        Shape(128, 4, 2880, 2880, "MXFP4", "MXFP4", "MXFP4"),
+        Shape(128, 8, 2048, 768, "F16", "F16", "F16"),
+    ],
+    ids=lambda shape: shape.gate,
 )
-def test_a_plan_fits_the_card(card: str, rows: int, hidden: int, width: int, top_k: int, kind: str) -> None:
-    multiprocessors, block_bytes, card_bytes = CARDS[card]
-    type_id = native.quant_types()[kind][0]
-    gate = native.BlobMatrix.at(type_id, 0, width, hidden)
-    up = native.BlobMatrix.at(type_id, 1 << 26, width, hidden)
-    down = native.BlobMatrix.at(native.quant_types()["Q8_0"][0], 1 << 27, hidden, width)
-    plans = native.plan_experts_window(
-        num_rows=rows,
-        num_experts=128,
-        top_k=top_k,
-        gate=gate,
-        up=up,
-        down=down,
-        num_multiprocessors=multiprocessors,
-        block_shared_bytes=block_bytes,
-        card_shared_bytes=card_bytes,
-    )
+def test_a_plan_fits_the_card(card: str, rows: int, shape: Shape) -> None:
+    multiprocessors, block_bytes, _ = CARDS[card]
+    plans = plans_of(matrices_of(shape), rows, card)
     for plan in plans:
-        assert plan["shared_bytes"] <= block_bytes
-        assert plan["shared_bytes"] >= plan["rings"] + plan["nbytes"]
+        assert plan["rings"] + plan["nbytes"] <= plan["shared_bytes"] <= block_bytes
         assert plan["num_stages"] >= 1 <= plan["num_warps"] <= 8
         assert plan["num_blocks"] <= multiprocessors
     assert plans[1]["held_pairs"] >= rows
-    assert plans[1]["block_columns"] * plans[1]["num_blocks"] >= hidden
+    assert plans[1]["block_columns"] * plans[1]["num_blocks"] >= shape.hidden
 
 
 def test_the_two_kernels_of_a_token_fit_side_by_side() -> None:
-    multiprocessors, block_bytes, card_bytes = CARDS["H200"]
-    type_id = native.quant_types()["Q4_K"][0]
-    first, second = native.plan_experts_window(
-        num_rows=1,
-        num_experts=128,
-        top_k=8,
-        gate=native.BlobMatrix.at(type_id, 0, 768, 2048),
-        up=native.BlobMatrix.at(type_id, 1 << 21, 768, 2048),
-        down=native.BlobMatrix.at(type_id, 1 << 22, 2048, 768),
-        num_multiprocessors=multiprocessors,
-        block_shared_bytes=block_bytes,
-        card_shared_bytes=card_bytes,
-    )
-    assert first["shared_bytes"] + second["shared_bytes"] + 2048 <= card_bytes
+    first, second = plans_of(matrices_of(Shape(128, 8, 2048, 768, "Q4_K", "Q4_K", "Q4_K")), 1, "H200")
+    assert first["shared_bytes"] + second["shared_bytes"] + 2048 <= CARDS["H200"][2]
     assert (first["num_warps"], second["num_warps"]) == (8, 8)
     assert first["num_stages"] * first["stage_rows"] >= 4
     assert second["block_columns"] == 16

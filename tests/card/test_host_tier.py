@@ -155,6 +155,6 @@ def test_layers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="ends behind its blob"):
         native.HostTier((ROWS, 3, 256), [(blobs, 256, layer.gate, layer.up, layer.down)], card.post, card.host)
     with pytest.raises(ValueError, match="do not fit together"):
-        native.HostTier((ROWS, 3, 512), [(blobs, layer.blobs.shape[1], layer.gate, layer.up, layer.down)], card.post, card.host)
+        native.HostTier((1, 3, 512), [(blobs, layer.blobs.shape[1], layer.gate, layer.up, layer.down)], card.post, card.host)
     with pytest.raises(ValueError, match="posts need"):
         native.HostTier((64, 3, 256), [], card.post, card.host)

@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kWindowThreads, 2)
     if (p.hidden_is_fresh) device::wait_prerequisites();
     load_slots(list, p.places, p.choice.num_experts, thread, kWindowThreads);
     quant::load_table(p.gate.type, shared + plan.gate_table, thread, kWindowThreads);
-    if (plan.up_table != plan.gate_table) quant::load_table(p.up.type, shared + plan.up_table, thread, kWindowThreads);
+    if (p.up.type != p.gate.type) quant::load_table(p.up.type, shared + plan.up_table, thread, kWindowThreads);
     norm(p, plan, shared);
     if (thread == 0) StageRing::init(shared + plan.rings, plan.ring_plan);
     device::fence_stores();
