@@ -77,6 +77,11 @@ class GgufFile:
         tensor = self.tensors[name]
         return np.frombuffer(self._shards[tensor.shard].data, np.uint8, tensor.nbytes, tensor.offset)
 
+    def release_pages(self) -> None:
+        """Takes what was read out of this process's resident memory. Views stay valid: what is read again is mapped again."""
+        for shard in self._shards:
+            shard.data.madvise(mmap.MADV_DONTNEED)
+
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of what identifies the model: headers, file sizes, and a few pages of weights from all over the file.

@@ -80,6 +80,28 @@ def test_weights_read_cannot_be_written_to(tmp_path: Path) -> None:
     assert not open_gguf(write_model(tmp_path / "m.gguf")).read("output_norm.weight").flags.writeable
 
 
+def resident_kib(path: Path) -> int:
+    """Of the maps of this file."""
+    total, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            is_ours = line.endswith(str(path))
+        elif is_ours and line.startswith("Rss:"):
+            total += int(line.split()[1])
+    return total
+
+
+def test_released_pages_are_not_resident_and_read_the_same_again(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf")
+    loaded = open_gguf(path)
+    view = loaded.read("output.weight")
+    before = view.tobytes()
+    assert resident_kib(path) > 0
+    loaded.release_pages()
+    assert resident_kib(path) == 0
+    assert view.tobytes() == before
+
+
 def test_a_file_that_gguf_py_wrote_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "test")

@@ -148,6 +148,7 @@ class DenseWeights:
             self._card.write(self._places[tensor.name], values)
             done_bytes += tensor.nbytes
             progress(done_bytes, total_bytes)
+        self._gguf.release_pages()
 
     def _place(self, tensor: TensorInfo, offset: int) -> int:
         """Gives a tensor its place; returns the next free offset."""
