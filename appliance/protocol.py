@@ -196,7 +196,7 @@ class LoadProgress(Message):
     """`LOAD`: how far a start-up stage is. Loader and engines write it; the desk shows it."""
 
     stage: str
-    """`reserve` or `arena` of the loader; `dense`, `cache` or `warmup` of an engine."""
+    """`download` of the fetching process; `reserve` or `arena` of the loader; `dense`, `cache` or `warmup` of an engine."""
     done_bytes: int
     total_bytes: int
     bytes_per_s: float = 0.0

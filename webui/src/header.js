@@ -7,6 +7,7 @@ import { keyWanted, problem, status } from "./status.js";
 
 const PHASES = { loading: "loading", ready: "ready", draining: "shutting down", failed: "failed" };
 const STAGES = {
+  download: "Fetching the model",
   reserve: "Taking shared memory",
   arena: "Reading experts into shared memory",
   dense: "Loading dense weights",
