@@ -28,6 +28,7 @@ class GpuProgram(Program, Protocol):
         """(token, peak, lowest)"""
 
     def read_logits(self, row: int) -> native.View: ...
+    def profile(self, token: int, position: int, repeats: int) -> dict[str, float]: ...
 
 
 class Card(Protocol):

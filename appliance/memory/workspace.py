@@ -23,6 +23,8 @@ RING_BUFFERS = 3
 
 KvType = Literal["f16", "f32"]
 
+_TILE_ROWS = 128
+"""Pairs of one expert that a GPU multiplies at once in a prompt."""
 _GROUP_VALUES = 256
 _GROUP_BYTES = 320
 """Bytes of 256 quantised activations: values, eight scales, sixteen sums (`ActGroup`)."""
@@ -74,10 +76,32 @@ def cuda_workspace_bytes(
 
     `blob_bytes`: of the largest expert.
     """
-    sizes = workspace_bytes(config, max_rows, context, max_logits)
-    ring = min(config.experts, RING_EXPERTS) * blob_bytes
-    extra = {"angles": context * config.head_dim * 4, "expert_ring": RING_BUFFERS * ring}
-    return sizes | {name: _up(nbytes, CUDA_ALIGNMENT) for name, nbytes in extra.items()}
+    rows, pairs = max(max_rows, WINDOW_ROWS), max_rows * config.top_k
+    sizes = workspace_bytes(config, rows, context, max_logits) | {
+        "angles": context * config.head_dim * 4,
+        "normed_groups": _half_rows_bytes(rows, config.hidden),
+        "attended_groups": _half_rows_bytes(rows, config.q_width),
+        "expert_hidden_groups": _half_rows_bytes(pairs, config.expert_width),
+        "routed": cuda_routed_bytes(max_rows, config.top_k, config.experts),
+        "expert_ring": RING_BUFFERS * min(config.experts, RING_EXPERTS) * blob_bytes,
+    }
+    return {name: _up(nbytes, CUDA_ALIGNMENT) for name, nbytes in sizes.items()}
+
+
+def cuda_routed_bytes(rows: int, top_k: int, experts: int) -> int:
+    """The routed list of a prompt on a GPU: ids and weights by row, their order by expert, and the list of experts with its tiles.
+
+    The native side carves the same parts out of it (`CudaRecorder::routed_memory`).
+    """
+    pairs = rows * top_k
+    tiles = pairs // _TILE_ROWS + min(pairs, experts)
+    parts = [pairs * 4, pairs * 4, pairs * 4, pairs * 4, experts * 4, experts * 4, experts * 32, 4, tiles * 8, 4]
+    return sum(_up(part, CUDA_ALIGNMENT) for part in parts)
+
+
+def _half_rows_bytes(rows: int, width: int) -> int:
+    """Halves with a scale per row in a prompt; up to eight rows of quantised groups in a window."""
+    return max(_up(rows * width * 2, CUDA_ALIGNMENT) + _up(rows * 4, CUDA_ALIGNMENT), WINDOW_ROWS * _groups(width))
 
 
 def cuda_tables_bytes(config: ModelConfig) -> int:

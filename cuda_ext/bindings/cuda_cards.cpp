@@ -6,6 +6,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <span>
@@ -91,6 +92,7 @@ void bind_card(nb::module_& module) {
         .def("pin", &CudaCard::pin, "arena"_a, Released(), "Pins the arena as far as the system allows; returns how many bytes are.")
         .def("unpin", &CudaCard::unpin, Released(), "Before the arena's memory goes.")
         .def("write", &write_bytes, "to"_a, "data"_a, "Bytes to the card; blocks.")
+        .def_prop_rw("window_blocks", [](const CudaCard& card) { return card.shape().window_blocks; }, &CudaCard::set_window_blocks)
         .def_prop_rw("streamed_ratio", &CudaCard::streamed_ratio, &CudaCard::set_streamed_ratio)
         .def("new_table", &new_table, "num_layers"_a, "num_experts"_a, "memory"_a)
         .def(
@@ -138,6 +140,8 @@ void bind_cuda_program(nb::module_& module) {
     nb::class_<CudaProgram>(module, "CudaProgram", "A forward pass on a GPU.")
         .def_prop_ro("num_operations", &CudaProgram::num_operations)
         .def_prop_ro("num_voided", &CudaProgram::num_voided, "Windows that were given up because a tier did not answer in time.")
+        .def("profile", &CudaProgram::profile, "token"_a, "position"_a, "repeats"_a, Released(),
+             "Milliseconds by kind of step of one window of one row, each alone.")
         .def("likeliest", &likeliest, "row"_a, "(token, peak, lowest) of a row of the last run's logits.")
         .def("read_logits", &CudaProgram::read_logits, "row"_a, Released(), "A row of the last run's logits, valid until the next call.")
         .def("interrupt", &CudaProgram::interrupt, "Ends the run in progress, or else the next one, with Interrupted. Thread-safe.");

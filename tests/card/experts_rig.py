@@ -83,7 +83,6 @@ class Placement:
     streamed_ratio: float = 0.0
     arena_on_card: bool = True
     every_block_polls: bool = False
-    hidden_is_fresh: bool = False
     answered: bool = True
     held: int = 0
     """Threads of the pool that sit out."""
@@ -157,7 +156,7 @@ def on_card(layer: Layer, hidden: Floats, routing: Routing, placement: Placement
         streamed_ratio=placement.streamed_ratio,
         arena_on_card=placement.arena_on_card,
         every_block_polls=placement.every_block_polls,
-        hidden_is_fresh=placement.hidden_is_fresh,
+        hidden_is_fresh=num_layers > 1,  # the down kernel of the layer before is right before
         num_layers=num_layers,
         answered=placement.answered,
     )

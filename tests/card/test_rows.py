@@ -31,6 +31,11 @@ def on_card(kind: Kind, weights: Bytes, x: Floats) -> Floats:
     return native.card_matmul_window([kind.type_id], [weights], x, [None], CARD)[0]
 
 
+def same_numbers(a: Floats, b: Floats) -> bool:
+    """Equal bits but for the sign and payload of NaN, which the arithmetic leaves open."""
+    return bool((np.isnan(a) == np.isnan(b)).all()) and same_bits(np.where(np.isnan(a), 0, a), np.where(np.isnan(b), 0, b))
+
+
 def widths_of(kind: Kind) -> list[int]:
     return [width for width in WIDTHS if width % kind.block_values == 0]
 
@@ -62,8 +67,8 @@ def test_edges_of_scales_and_activations(kind: Kind, blocks: MakeBlocks, rng: Rn
     weights = rows_of(blocks, kind, 20, width, rng)
     expected = dot(kind, weights, x, "portable")
     several = on_card(kind, weights, x)
-    assert same_bits(several, expected)
-    assert all(same_bits(on_card(kind, weights, x[i : i + 1]), expected[i : i + 1]) for i in (1, 4, 6, 7))
+    assert same_numbers(several, expected)
+    assert all(same_numbers(on_card(kind, weights, x[i : i + 1]), expected[i : i + 1]) for i in (1, 4, 6, 7))
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS, ids=lambda kind: kind.name)

@@ -31,6 +31,8 @@ class CudaCard {
     const std::shared_ptr<Pool>& shared_pool() const { return pool_; }
     quant::Isa isa() const { return isa_; }
     const cuda::CardShape& shape() const { return shape_; }
+    // Before the first window.
+    void set_window_blocks(int blocks) { shape_.window_blocks = blocks; }
     cudaStream_t compute_stream() const { return compute_; }
     cudaStream_t copy_stream() const { return copy_; }
 

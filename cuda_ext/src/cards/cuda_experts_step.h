@@ -75,6 +75,7 @@ class ExpertsStep final : public Step {
 
     ExpertsStep(CudaProgram& program, std::shared_ptr<CudaExpertTable> table, std::shared_ptr<ExpertRing> ring, int layer,
                 const Norm& norm, const cuda::Choice& choice, const Parts& parts, const ExpertsMemory& memory);
+    const char* name() const override { return "experts"; }
     void window(const WindowRun& run) const override;
     void prompt(const PromptRun& run) const override;
 

@@ -170,6 +170,32 @@ void CudaProgram::run_prompt(std::span<const int32_t> tokens, int64_t position, 
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
+std::map<std::string, double> CudaProgram::profile(int32_t token, int64_t position, int repeats) {
+    require(table_ != nullptr && table_->all_resident(), "only a window without misses can be profiled step by step");
+    limits_.check(std::span(&token, 1), position, 1);
+    const cudaStream_t stream = card_->compute_stream();
+    const cuda::WindowState state{1, 1, position, {token}};
+    card_->write(state_, &state, sizeof state);
+    std::vector<cudaEvent_t> marks(steps_.size() + 1);
+    for (cudaEvent_t& mark : marks) CUDA_CHECK(cudaEventCreate(&mark));
+    std::map<std::string, double> times_ms;
+    for (int repeat = 0; repeat < repeats; repeat++) {
+        for (size_t i = 0; i < steps_.size(); i++) {
+            CUDA_CHECK(cudaEventRecord(marks[i], stream));
+            steps_[i]->window({1, 1, usual_spans(position + 1), stream});
+        }
+        CUDA_CHECK(cudaEventRecord(marks.back(), stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        for (size_t i = 0; i < steps_.size(); i++) {
+            float elapsed_ms = 0;
+            CUDA_CHECK(cudaEventElapsedTime(&elapsed_ms, marks[i], marks[i + 1]));
+            times_ms[steps_[i]->name()] += elapsed_ms / repeats;
+        }
+    }
+    for (const cudaEvent_t mark : marks) cudaEventDestroy(mark);
+    return times_ms;
+}
+
 // ---- results ----
 
 std::span<const cuda::Likeliest> CudaProgram::likeliest() const {

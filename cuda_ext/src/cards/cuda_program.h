@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "cards/cuda_card.h"
@@ -38,6 +40,7 @@ struct PromptRun {
 class Step {
   public:
     virtual ~Step() = default;
+    virtual const char* name() const = 0;
     virtual void window(const WindowRun& run) const = 0;
     virtual void prompt(const PromptRun& run) const = 0;
 };
@@ -76,6 +79,9 @@ class CudaProgram {
     View read_logits(int row);
     // The run in progress, or else the next one, ends soon; a window runs to its end.
     void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
+    // Milliseconds by kind of step of one row at `position`, launched step by step: what each costs alone, without overlapping the
+    // next. The row's keys and values are overwritten. Blocks.
+    std::map<std::string, double> profile(int32_t token, int64_t position, int repeats);
     int64_t num_voided() const { return num_voided_; }
 
   private:

@@ -18,6 +18,7 @@ cuda::DeviceMatrix cuda_matrix(const Matrix& matrix);
 class EmbedStep final : public Step {
   public:
     EmbedStep(const CudaProgram& program, const Matrix& table, float* out) : program_(program), table_(table), out_(out) {}
+    const char* name() const override { return "embedding"; }
     void window(const WindowRun& run) const override;
     void prompt(const PromptRun& run) const override;
 
@@ -41,6 +42,7 @@ class NormProductsStep final : public Step {
   public:
     NormProductsStep(const CudaProgram& program, const Norm& norm, const cuda::Products& products, Rows rows)
         : program_(program), norm_(norm), products_(products), rows_(rows) {}
+    const char* name() const override { return rows_ == Rows::logits ? "head" : is_router_ ? "router" : "query, key, value"; }
     void window(const WindowRun& run) const override;
     void prompt(const PromptRun& run) const override;
 
@@ -64,6 +66,7 @@ class AttentionStep final : public Step {
     // `problem` without rows and shape. `half`: [rows, query width], of prompts: rotated queries, then the result.
     AttentionStep(const CudaProgram& program, const cuda::AttentionWindowProblem& problem, const cuda::HalfRows& half)
         : program_(program), problem_(problem), half_(half) {}
+    const char* name() const override { return "attention"; }
     void window(const WindowRun& run) const override;
     void prompt(const PromptRun& run) const override;
 
@@ -79,6 +82,7 @@ class ProductsStep final : public Step {
     ProductsStep(const CudaProgram& program, const quant::ActGroup* groups, const float* values, const cuda::HalfRows& half,
                  const cuda::Products& products)
         : program_(program), groups_(groups), values_(values), half_(half), products_(products) {}
+    const char* name() const override { return "output projection"; }
     void window(const WindowRun& run) const override;
     void prompt(const PromptRun& run) const override;
 

@@ -15,7 +15,8 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kStageRows = 8;       // at most
-constexpr int kSharedPercent = 38;  // of a multiprocessor's, so that this kernel's blocks find room while the one before runs
+constexpr size_t kMostFetchedBytes = 48 * 1024;
+constexpr int kSharedPercent = 46;  // of a multiprocessor's, so that this kernel's blocks find room while the one before runs
 
 // What a block knows: its columns of the output and its shared memory.
 struct Block {
@@ -122,17 +123,31 @@ class DownItems {
     int end_;
 };
 
+// All of `h` into shared memory, many bytes under way at once. A barrier must follow.
+__device__ __forceinline__ void fetch_rows(const DownProblem& p, const DownPlan& plan, const Block& block) {
+    const int units = p.choice.top_k * p.down.columns / 4;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < units; i += kWindowThreads)
+        device::copy_async16(block.shared + plan.fetched + 16 * i, reinterpret_cast<const float4*>(p.h) + i);
+    device::copy_async_commit();
+    device::copy_async_wait<0>();
+}
+
 // The rows of a pass from `h` into shared memory, in the form that `down` wants.
 __device__ __forceinline__ void hold_rows(const DownProblem& p, const DownPlan& plan, const Block& block, const Pass& pass) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = p.down.columns;
     const int padded = (width + quant::kWarpValues - 1) / quant::kWarpValues,
               chunks = plan.wants_values ? padded : 2 * plan.row_groups;
+#pragma unroll 1
     for (int item = warp; item < p.num_rows * p.choice.top_k * chunks; item += kWindowWarps) {
         const int pair = item / chunks, first = item % chunks * quant::kWarpValues, at = first + 4 * lane;
         const int place = block.list.tier_place[pair];
         if (!block.list.experts[block.list.expert_of[pair]].blob || place < pass.first_pair || place >= pass.end_pair) continue;
         float4 x{};
-        if (at < width) x = __ldcg(reinterpret_cast<const float4*>(p.h + static_cast<int64_t>(pair) * width + at));
+        if (at < width && plan.fetched != DownPlan::kNotFetched)
+            x = *reinterpret_cast<const float4*>(block.shared + plan.fetched + (pair * width + at) * sizeof(float));
+        else if (at < width)
+            x = __ldcg(reinterpret_cast<const float4*>(p.h + static_cast<int64_t>(pair) * width + at));
         const int held = place - pass.first_pair;
         if (plan.wants_values) {
             float* values = reinterpret_cast<float*>(block.shared + plan.held) + static_cast<int64_t>(held) * width;
@@ -211,6 +226,10 @@ __global__ void __launch_bounds__(kWindowThreads, 2)
     device::wait_prerequisites();
     device::launch_dependents();
 
+    if (plan.fetched != DownPlan::kNotFetched) {
+        fetch_rows(p, plan, block);
+        __syncthreads();
+    }
     hold_rows(p, plan, block, pass);
     __syncthreads();
     if (fetches) ring.run(first_items, lane);
@@ -236,7 +255,7 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card) {
                  num_pairs = static_cast<size_t>(p.num_rows) * p.choice.top_k;
     const size_t gates_bytes = p.num_rows * p.choice.num_experts * sizeof(float);
     DownPlan plan{};
-    plan.block_columns = (p.down.rows + card.num_multiprocessors - 1) / card.num_multiprocessors;
+    plan.block_columns = (p.down.rows + card.num_window_blocks() - 1) / card.num_window_blocks();
     plan.num_blocks = (p.down.rows + plan.block_columns - 1) / plan.block_columns;
     plan.wants_values = quant::type_wants_values(p.down.type);
     plan.row_groups = static_cast<int32_t>((p.down.columns + quant::kSuper - 1) / quant::kSuper);
@@ -246,9 +265,13 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card) {
     plan.table = pieces.take(quant::table_bytes(p.down.type));
     plan.sums = pieces.take(p.num_rows * plan.block_columns * sizeof(float));
     plan.rows = pieces.take(num_pairs * plan.block_columns * sizeof(float));
+    // One row: its pairs' rows are few. They share their place with nothing, the copies of the weights are under way already.
+    const size_t fetched_bytes = num_pairs * p.down.columns * sizeof(float);
+    const bool fetches = p.num_rows == 1 && fetched_bytes <= kMostFetchedBytes && p.down.columns % 4 == 0;
+    plan.fetched = fetches ? pieces.take(fetched_bytes) : DownPlan::kNotFetched;
     plan.held = pieces.take(0);
     // All rows at once, beside the kernel before, with rings of two stages if possible; else fewer rows at a time.
-    const size_t beside = std::min(card.block_shared_bytes, card.card_shared_bytes * kSharedPercent / 100);
+    const size_t beside = card.modest_shared_bytes(kSharedPercent);
     for (size_t held = num_pairs; held >= static_cast<size_t>(p.num_rows) && plan.ring_plan.num_stages < 2; held /= 2) {
         const size_t held_bytes = (std::max(held * row_bytes, gates_bytes) + 63) / 64 * 64;
         for (const size_t limit : {beside, card.block_shared_bytes}) {

@@ -9,6 +9,7 @@
 // first floor(m * streamed_ratio + 1/2) are `streamed`: the card reads them in place from the arena, if that has an address
 // on the card. The rest are posted to the `host`.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -60,6 +61,11 @@ struct CardShape {
     int32_t num_multiprocessors;
     size_t block_shared_bytes;  // most dynamic shared memory of a block
     size_t card_shared_bytes;   // shared memory of a multiprocessor
+    int32_t window_blocks = 1;  // of a kernel that streams weights, per multiprocessor
+
+    int32_t num_window_blocks() const { return num_multiprocessors * window_blocks; }
+    // Of a block that leaves room for `percent` of the multiprocessor to the kernels before and after it.
+    size_t modest_shared_bytes(size_t percent) const { return std::min(block_shared_bytes, card_shared_bytes * percent / 100 / window_blocks); }
 };
 
 constexpr int kWindowThreads = 256;  // of a block; two blocks of 128 registers a thread share a multiprocessor

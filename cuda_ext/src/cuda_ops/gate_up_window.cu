@@ -33,10 +33,10 @@ class GateUpItems {
     __device__ __forceinline__ GateUpItems(const GateUpProblem& p, const GateUpPlan& plan, const RoutedList& list,
                                            unsigned char* shared, int warp)
         : p_(p), plan_(plan), list_(list), shared_(shared) {
-        const int64_t all = int64_t{list.num_on_card} * p.gate.rows, share = blockIdx.x * plan.ring_plan.num_warps + warp;
-        const int64_t num_shares = int64_t{plan.num_blocks} * plan.ring_plan.num_warps;
-        fetched_ = computed_ = static_cast<int>(all * share / num_shares);
-        end_ = static_cast<int>(all * (share + 1) / num_shares);
+        const EvenShare share = even_share(list.num_on_card * p.gate.rows, blockIdx.x * plan.ring_plan.num_warps + warp,
+                                           plan.num_blocks * plan.ring_plan.num_warps);
+        fetched_ = computed_ = share.begin;
+        end_ = share.end;
         results_ = reinterpret_cast<float*>(shared + plan.results) + warp * kMaxWindowRows * 2 * plan.ring_plan.stage_rows;
     }
 
@@ -210,7 +210,7 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
     GateUpPlan plan{};
     plan.gate_wants_values = quant::type_wants_values(p.gate.type);
     plan.up_wants_values = quant::type_wants_values(p.up.type);
-    plan.num_blocks = card.num_multiprocessors;
+    plan.num_blocks = card.num_window_blocks();
     SharedPieces pieces;
     pieces.take(sizeof(RoutedList));
     plan.groups = pieces.take(plan.wants_groups() ? p.num_rows * ((columns + 255) / 256) * sizeof(quant::ActGroup) : 0);
@@ -225,7 +225,7 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
     plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, p.num_rows));
     const size_t scratch_bytes = plan.wants_values() ? 0 : plan.norm_rows * value_bytes;
     for (const size_t limit :
-         {std::min(card.block_shared_bytes, card.card_shared_bytes * kSharedPercent / 100), card.block_shared_bytes}) {
+         {card.modest_shared_bytes(kSharedPercent), card.block_shared_bytes}) {
         if (limit < plan.rings + scratch_bytes) continue;
         plan.ring_plan = plan_rings(limit - plan.rings, kStageRows, rows_bytes, 2);
         if (plan.ring_plan.num_stages >= 2) break;

@@ -70,10 +70,51 @@ __device__ __forceinline__ void scale_values(const NormRows& p, int thread, int 
         p.values[i] = quant::mul(quant::mul(p.scratch[i], __ldg(p.gamma + i % p.width)), p.inverse[i / p.width]);
 }
 
+// One row, by the shortest code: a launch fetches its instructions anew, and that takes longer than running them.
+__device__ __forceinline__ void norm_one_row(const NormRows& p, int thread, int num_threads) {
+    const int warp = thread / 32, lane = thread % 32, others = num_threads / 32 - 1;
+    const auto* from = reinterpret_cast<const float4*>(p.x);
+    auto* to = reinterpret_cast<float4*>(p.scratch);
+#pragma unroll 2
+    for (int i = thread; i < p.width / 4; i += num_threads) to[i] = __ldcg(from + i);
+    __syncthreads();
+    const int groups = (p.width + quant::kSuper - 1) / quant::kSuper;
+    if (warp == 0) {
+        const float inverse = inverse_rms(p.scratch, p.width, p.eps, lane);
+        if (lane == 0) p.inverse[0] = inverse;
+    } else if (p.groups) {
+#pragma unroll 1
+        for (int first = (warp - 1) * quant::kWarpValues; first < groups * quant::kSuper; first += others * quant::kWarpValues) {
+            const int at = first + 4 * lane;
+            float4 x{}, gamma{};
+            if (at < p.width) {
+                x = *reinterpret_cast<const float4*>(p.scratch + at);
+                gamma = __ldg(reinterpret_cast<const float4*>(p.gamma + at));
+            }
+            const float y[4] = {quant::mul(x.x, gamma.x), quant::mul(x.y, gamma.y), quant::mul(x.z, gamma.z), quant::mul(x.w, gamma.w)};
+            quant::quantise_values(y, 1.0f, p.groups, first, lane);
+        }
+    }
+    __syncthreads();
+    const float inverse = p.inverse[0];
+    if (p.groups)
+#pragma unroll 1
+        for (int i = thread; i < groups * quant::kBlocks; i += num_threads) {
+            float& d = p.groups[i / quant::kBlocks].d[i % quant::kBlocks];
+            if (d != 0.0f) d = quant::mul(d, inverse);
+        }
+    if (p.values)
+#pragma unroll 2
+        for (int i = thread; i < p.width; i += num_threads)
+            p.values[i] = quant::mul(quant::mul(p.scratch[i], __ldg(p.gamma + i)), inverse);
+    __syncthreads();
+}
+
 }  // namespace detail
 
 // All threads of the block call; has barriers inside and one at its end. Call after wait_prerequisites().
 __device__ __forceinline__ void norm_rows(const NormRows& p, int thread, int num_threads) {
+    if (p.num_rows == 1) return detail::norm_one_row(p, thread, num_threads);
     const int warp = thread / 32, num_warps = num_threads / 32, lane = thread % 32;
     detail::load_rows(p, thread, num_threads);
     __syncthreads();

@@ -21,13 +21,12 @@ class ProductItems {
     // All rows of all products, one after the other, are shared evenly among the warps of all blocks.
     __device__ __forceinline__ ProductItems(const Products& products, const ProductsPlan& plan, int num_inputs, int warp)
         : products_(products), plan_(plan), num_inputs_(num_inputs), warp_(warp) {
-        int64_t all = 0;
+        int all = 0;
         for (int i = 0; i < products.num_products; i++) all += products.product[i].weights.rows;
         const int num_warps = plan.ring_plan.num_warps;
-        const int64_t share = static_cast<int64_t>(blockIdx.x) * num_warps + warp;
-        const int64_t num_shares = static_cast<int64_t>(plan.num_blocks) * num_warps;
-        fetched_ = computed_ = static_cast<int>(all * share / num_shares);
-        end_ = static_cast<int>(all * (share + 1) / num_shares);
+        const EvenShare share = even_share(all, blockIdx.x * num_warps + warp, plan.num_blocks * num_warps);
+        fetched_ = computed_ = share.begin;
+        end_ = share.end;
     }
 
     __device__ __forceinline__ bool fetch(device::StagedCopy& copy, uint8_t* stage, int lane) {

@@ -122,13 +122,13 @@ Products rows_from(Products products, int first) {
 ProductsPlan plan_products(const Products& products, int num_rows, bool with_norm, const CardShape& card) {
     check(products, num_rows);
     const Shape shape = shape_of(products);
-    const size_t modest = std::min(card.block_shared_bytes, card.card_shared_bytes * kSharedPercent / 100);
+    const size_t modest = card.modest_shared_bytes(kSharedPercent);
     for (const size_t limit : {modest, card.block_shared_bytes}) {
-        const ProductsPlan plan = plan_launch(products, shape, num_rows, with_norm, card.num_multiprocessors, limit);
+        const ProductsPlan plan = plan_launch(products, shape, num_rows, with_norm, card.num_window_blocks(), limit);
         if (plan.ring_plan.num_warps == kWindowWarps) return plan;
     }
     for (int rows = num_rows; rows >= 1; rows--) {
-        const ProductsPlan plan = plan_launch(products, shape, rows, with_norm, card.num_multiprocessors, card.block_shared_bytes);
+        const ProductsPlan plan = plan_launch(products, shape, rows, with_norm, card.num_window_blocks(), card.block_shared_bytes);
         if (plan.ring_plan.num_warps > 0 && (rows == 1 || plan.ring_plan.num_warps > 1)) return plan;
     }
     throw std::invalid_argument("weight rows of " + std::to_string(shape.row_bytes) + " bytes and an input row of " +

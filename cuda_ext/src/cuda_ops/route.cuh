@@ -185,6 +185,37 @@ __device__ __forceinline__ void split_tiers(RoutedList& r, int thread) {
     r.num_card_pairs = all - r.num_host_pairs;
 }
 
+// The whole list of a window of one row by one warp: every expert has one pair, in the order of the list.
+__device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& places, int top_k, int lane) {
+    const bool listed = lane < top_k;
+    const int id = listed ? r.ids[lane] : 0, slot = listed ? r.slots[id] : 0;
+    const uint32_t before = (1u << lane) - 1, misses = __ballot_sync(~0u, slot < 0);
+    const float ratio = places.arena ? places.streamed_ratio : 0.0f;
+    const int num_streamed = static_cast<int>(quant::add(quant::mul(static_cast<float>(__popc(misses)), ratio), 0.5f));
+    const bool host = slot < 0 && __popc(misses & before) >= num_streamed;
+    const uint32_t hosts = __ballot_sync(~0u, host);
+    const int place = host ? __popc(hosts & before) : lane - __popc(hosts & before);
+    if (listed) {
+        RoutedExpert& expert = r.experts[lane];
+        expert.expert = id;
+        expert.first = lane;
+        expert.count = 1;
+        expert.input_rows = 0;
+        expert.tier = static_cast<int32_t>(slot >= 0 ? Tier::own : host ? Tier::host : Tier::streamed);
+        expert.tier_first = place;
+        expert.blob = host        ? nullptr
+                      : slot >= 0 ? places.slot_base + static_cast<ptrdiff_t>(slot) * static_cast<ptrdiff_t>(places.blob_bytes)
+                                  : places.arena + id * places.blob_bytes;
+        (host ? r.on_host : r.on_card)[place] = lane;
+        r.expert_of[lane] = r.pairs[lane] = lane;
+        r.tier_place[lane] = place;
+    }
+    if (lane > 0) return;
+    r.num_experts = top_k;
+    r.num_on_host = r.num_host_pairs = __popc(hosts);
+    r.num_on_card = r.num_card_pairs = top_k - r.num_on_host;
+}
+
 }  // namespace detail
 
 // The residency table of the layer; no kernel writes it, so this may come before wait_prerequisites(). A barrier must follow.
@@ -206,6 +237,10 @@ __device__ __forceinline__ void route_rows(RoutedList& r, const Choice& p, const
             detail::choose_row<kMaxRoutedExperts / 32>(logits, p.num_experts, p.top_k, ids, lane);
     }
     __syncthreads();
+    if (num_rows == 1) {
+        if (warp == 0) detail::list_one_row(r, places, p.top_k, lane);
+        return __syncthreads();
+    }
     detail::group_pairs(r, num_pairs, p.top_k, thread);
     if (thread == 0) {
         int num_experts = 0;

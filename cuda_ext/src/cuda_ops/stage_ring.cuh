@@ -5,6 +5,17 @@
 
 namespace tandem::cuda {
 
+// Part `share` of `num` things in `num_shares` parts that differ by one at most.
+struct EvenShare {
+    int begin;
+    int end;
+};
+
+__device__ __forceinline__ EvenShare even_share(int num, int share, int num_shares) {
+    const int each = num / num_shares, rest = num % num_shares, begin = each * share + min(share, rest);
+    return {begin, begin + each + (share < rest)};
+}
+
 // `Items` is a warp's work, in two cursors over the same sequence:
 //     bool fetch(device::StagedCopy&, uint8_t* stage, int lane)   starts the copies of the next item; false when there is none
 //     void compute(const uint8_t* stage, int lane)                the next item, whose bytes are there
