@@ -94,8 +94,8 @@ def measure_type(model: BenchModel, plan: Plan, num_threads: int, llama: Path | 
     finally:
         shutil.rmtree(shm_dir)
     figures = [_figure(*task, *pair) for task, pair in runs.items()]
-    resident = [max(m.resident_bytes for pair in runs.values() for m in pair[side]) for side in (0, 1)]
-    return TypeResult(model.expert_type, figures, *resident, model.bytes_per_token)
+    ours_resident, theirs_resident = (max(m.resident_bytes for pair in runs.values() for m in pair[side]) for side in (0, 1))
+    return TypeResult(model.expert_type, figures, ours_resident, theirs_resident, model.bytes_per_token)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ a time. Two builds of ggml never share a process.
 from __future__ import annotations
 
 import json
-import re
+import resource
 import subprocess
 import sys
 import time
@@ -58,7 +58,7 @@ class Child(Contestant):
         for line in self._process.stdout:
             if line.startswith("RESULT "):
                 return line.removeprefix("RESULT ")
-        raise SystemExit(f"{self._process.args} ended with code {self._process.wait()} before it answered")
+        raise SystemExit(f"{self._process.args!r} ended with code {self._process.wait()} before it answered")
 
 
 @contextmanager
@@ -82,9 +82,9 @@ class LlamaBench(Contestant):
 
     def measure(self, task: str, num_tokens: int) -> Measured:
         sizes = ["-p", str(num_tokens), "-n", "0"] if task == "prompt" else ["-p", "0", "-n", str(num_tokens), "-d", str(DECODE_PROMPT)]
-        done = subprocess.run(["/usr/bin/env", "time", "-v", *self._argv, *sizes], capture_output=True, text=True, check=True)
-        resident = re.search(r"Maximum resident set size \(kbytes\): (\d+)", done.stderr)
-        return Measured(json.loads(done.stdout)[0]["avg_ns"] / 1e9, 0 if resident is None else 1024 * int(resident[1]))
+        done = subprocess.run([*self._argv, *sizes], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        resident = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # no other child has ended yet
+        return Measured(json.loads(done.stdout)[0]["avg_ns"] / 1e9, resident)
 
 
 def resident_bytes() -> int:
@@ -127,7 +127,7 @@ def _ours(model: BenchModel, num_threads: int, shm_dir: Path) -> Iterator[Callab
 
 @contextmanager
 def _llama(model: BenchModel, num_threads: int, _shm_dir: Path) -> Iterator[Callable[[str, int], float]]:
-    import xllamacpp
+    import xllamacpp  # type: ignore[import-untyped]
 
     params = xllamacpp.CommonParams()
     params.model.path = str(model.path)

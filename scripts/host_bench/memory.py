@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 PART_BYTES = 256 << 20
 REPEATS = 5
@@ -20,8 +22,8 @@ def read_bandwidth(num_threads: int) -> float:
     return max(_pass(search, parts) for _ in range(REPEATS))
 
 
-def _pass(search: object, parts: list[np.ndarray]) -> float:  # type: ignore[type-arg]
-    threads = [threading.Thread(target=search, args=(part.ctypes.data, 0, part.nbytes)) for part in parts]  # type: ignore[arg-type]
+def _pass(search: Callable[[int, int, int], object], parts: list[NDArray[np.uint8]]) -> float:
+    threads = [threading.Thread(target=search, args=(part.ctypes.data, 0, part.nbytes)) for part in parts]
     start = time.perf_counter()
     for thread in threads:
         thread.start()
