@@ -48,14 +48,17 @@ class RealServer:
         raise AssertionError(f"not within {limit_s} s: {what}; status {status}; log {self.log.read_text()[-3000:]}")
 
     def wait_until_both_idle(self) -> dict[str, Any]:
-        return self.wait_for(lambda s: [lane["state"] for lane in s["lanes"]] == ["idle", "idle"], "both lanes idle")
+        return self.wait_until_idle(2)
+
+    def wait_until_idle(self, lanes: int) -> dict[str, Any]:
+        return self.wait_for(lambda s: [lane["state"] for lane in s["lanes"]] == ["idle"] * lanes, "all lanes idle")
 
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
 @contextmanager
-def real_server(*options: str) -> Iterator[RealServer]:
+def real_server(*options: str, lanes: int = 2) -> Iterator[RealServer]:
     """Starts the server, waits until both lanes take requests, and at the end checks that SIGTERM ends it well and leaves nothing."""
     with tempfile.TemporaryDirectory(prefix="tandem-test-", dir="/dev/shm") as shm, tempfile.TemporaryDirectory() as state:
         log = Path(state) / "log"
@@ -66,7 +69,7 @@ def real_server(*options: str) -> Iterator[RealServer]:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
         server = RealServer(f"http://127.0.0.1:{port}", process, Path(shm), log)
         try:
-            server.wait_until_both_idle()
+            server.wait_until_idle(lanes)
             yield server
             children = server.descendants()
             process.send_signal(signal.SIGTERM)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import SettingsError
-from appliance.settings import Settings, load_settings, parse_cards
+from appliance.settings import Settings, load_settings, parse_cards, setting_fields
 
 DOCS = Path(__file__).parent.parent / "docs" / "settings.md"
 
@@ -57,6 +57,39 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
         load_settings(environment={}, config=file)
 
 
+def test_the_elastic_block_is_one_mapping_in_the_file_and_flat_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_text("elastic: {enabled: true, hold_s: 5, bar_s: 7}\n")
+    settings = load_settings({"elastic_hold_s": 6.0}, environment={"TANDEM_ELASTIC_LINK": "false"}, config=file)
+    elastic = settings.elastic
+    assert (elastic.enabled, elastic.hold_s, elastic.bar_s, elastic.link, elastic.peer) == (True, 6.0, 7.0, False, True)
+    assert not Settings().elastic.enabled
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"TANDEM_CARDS": "host:0"}, "elastic_enabled needs two cards, but cards is host:0"),
+        ({"TANDEM_SLOTS": "0"}, "elastic_enabled needs expert slots to share"),
+        ({"TANDEM_ELASTIC_PEER": "0", "TANDEM_ELASTIC_LINK": "0"}, "elastic with neither peer nor link"),
+        ({"TANDEM_ELASTIC_HOLD_THREADS": "4", "TANDEM_POOL_THREADS": "4"}, r"elastic_hold_threads \(4\) leaves the lead none"),
+        ({"TANDEM_ELASTIC_HOLD_S": "-1"}, "elastic_hold_s = '-1'"),
+        ({"TANDEM_ELASTIC_HOLD": "1"}, "did you mean TANDEM_ELASTIC_HOLD_S"),
+    ],
+)
+def test_a_pair_that_makes_no_sense_is_refused_with_a_sentence(environment: dict[str, str], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        load_settings(environment={"TANDEM_ELASTIC_ENABLED": "true", **environment})
+
+
+@pytest.mark.parametrize("text", ["elastic: yes please\n", "elastic: {holds: 1}\n", "elastic_hold_s: x\n"])
+def test_a_wrong_block_in_the_file_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match="elastic"):
+        load_settings(environment={}, config=file)
+
+
 def test_cards_are_one_or_two_different_ones_of_a_kind() -> None:
     assert parse_cards("host:0, host:1") == ("host:0", "host:1")
     for wrong in ("host:0,host:0", "host:0,host:1,host:2", "host", "host:x", ""):
@@ -66,8 +99,8 @@ def test_cards_are_one_or_two_different_ones_of_a_kind() -> None:
 
 def test_every_setting_stands_in_its_page_with_its_default() -> None:
     rows = {line.split("|")[1].strip(" `"): line for line in DOCS.read_text().splitlines() if line.startswith("| `")}
-    assert set(rows) == set(Settings.model_fields)
-    for name, field in Settings.model_fields.items():
+    assert set(rows) == set(setting_fields())
+    for name, field in setting_fields().items():
         assert (field.description or "") in rows[name], name
         shown = "" if field.default in (None, "", ()) else str(field.default)
         assert rows[name].split("|")[2].strip(" `") == shown, name
