@@ -61,6 +61,7 @@ class Gpu(Values):
 class Hub(Values):
     reference: Annotated[str, Field(pattern=r"^(hf://[^/]+/.+)?$")]
     download: Literal["init", "job", "serve"]
+    token: str
     tokenSecret: str
     tokenKey: str
 

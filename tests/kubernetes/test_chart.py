@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -250,6 +251,19 @@ def test_the_model_is_where_the_server_looks(helm4: Helm) -> None:
     assert "model" not in settings_of(helm4.template({}))
 
 
+def test_secrets_hold_the_keys_and_the_token_and_are_mounted(helm4: Helm) -> None:
+    values = {"apiKeys": {"values": ["one", "two"]}, "model": {"source": "hub", "hub": {"reference": "hf://owner/repo", "token": "hf_x"}}}
+    manifests = helm4.template(values)
+    secrets = {manifest["metadata"]["name"]: manifest["data"] for manifest in manifests if manifest["kind"] == "Secret"}
+    decoded = {name: {key: base64.b64decode(text).decode() for key, text in data.items()} for name, data in secrets.items()}
+    assert decoded == {"tandem-keys": {"keys": "one\ntwo", "metrics": "one"}, "tandem-hub": {"token": "hf_x"}}
+    assert volume(manifests, "keys")["secret"]["secretName"] == "tandem-keys"
+    assert volume(manifests, "hub-token")["secret"]["secretName"] == "tandem-hub"
+    settings = settings_of(manifests)
+    assert (settings["api_key_file"], settings["hub_token_file"]) == ("/etc/tandem/keys/keys", "/etc/tandem/hub/token")
+    assert "hf_x" not in str([manifest for manifest in manifests if manifest["kind"] != "Secret"])
+
+
 def test_ports_have_a_protocol_and_quantities_are_text(helm4: Helm) -> None:
     manifests = helm4.template(EVERYTHING)
     ports = of_kind(manifests, "Service")["spec"]["ports"] + container_of(manifests)["ports"]
@@ -286,6 +300,10 @@ REFUSED: list[tuple[Manifest, str]] = [
     ({"storage": {"kind": "new"}, "replicas": 2}, "2 replicas cannot share a volume that one node may mount"),
     ({"storage": {"kind": "new", "size": "10Gi"}, **HUB}, "storage.size is 10Gi, but the model alone has 17 GiB"),
     ({"apiKeys": {"values": ["a"], "existingSecret": "s"}}, "apiKeys.values and apiKeys.existingSecret are both given"),
+    (
+        {"model": {**HUB["model"], "hub": {**HUB["model"]["hub"], "token": "hf_x"}}},
+        "model.hub.token and model.hub.tokenSecret are both given",
+    ),
     ({"ingress": {"enabled": True}}, "ingress.enabled needs ingress.hosts"),
     ({"httpRoute": {"enabled": True}}, "httpRoute.enabled needs httpRoute.parentRefs"),
     ({"virtualService": {"enabled": True}}, "virtualService.enabled needs virtualService.gateways"),

@@ -65,7 +65,7 @@
 {{- end }}
 
 {{- define "tandem.checkSettings" -}}
-{{- $owners := dict "model" "model" "cards" "cards and gpu.count" "host" "the chart" "port" "the chart" "shm_dir" "the chart" "state_dir" "storage" "models_dir" "storage" "api_key_file" "apiKeys" "hub_token_file" "model.hub.tokenSecret" "peer_check" "gpu.peerCheck" "log_format" "the chart" -}}
+{{- $owners := dict "model" "model" "cards" "cards and gpu.count" "host" "the chart" "port" "the chart" "shm_dir" "the chart" "state_dir" "storage" "models_dir" "storage" "api_key_file" "apiKeys" "hub_token_file" "model.hub.token" "peer_check" "gpu.peerCheck" "log_format" "the chart" -}}
 {{- range $name, $owner := $owners -}}
 {{- if hasKey $.Values.settings $name -}}
 {{- fail (printf "settings.%s is set by %s; leave it out of settings" $name $owner) -}}
@@ -95,6 +95,9 @@
 {{- define "tandem.checkAccess" -}}
 {{- if and .Values.apiKeys.values .Values.apiKeys.existingSecret -}}
 {{- fail "apiKeys.values and apiKeys.existingSecret are both given; choose one" -}}
+{{- end -}}
+{{- if and .Values.model.hub.token .Values.model.hub.tokenSecret -}}
+{{- fail "model.hub.token and model.hub.tokenSecret are both given; choose one" -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
 {{- fail "ingress.enabled needs ingress.hosts: the server answers only to names that it knows" -}}

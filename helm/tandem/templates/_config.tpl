@@ -16,7 +16,7 @@
 {{- if include "tandem.keysSecret" . -}}
 {{- $_ := set $own "api_key_file" (printf "/etc/tandem/keys/%s" .Values.apiKeys.key) -}}
 {{- end -}}
-{{- if .Values.model.hub.tokenSecret -}}
+{{- if include "tandem.hubSecret" . -}}
 {{- $_ := set $own "hub_token_file" (printf "/etc/tandem/hub/%s" .Values.model.hub.tokenKey) -}}
 {{- end -}}
 {{- with include "tandem.prefix" . -}}

@@ -51,6 +51,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
+{{- define "tandem.hubSecret" -}}
+{{- if .Values.model.hub.tokenSecret -}}
+{{ .Values.model.hub.tokenSecret }}
+{{- else if .Values.model.hub.token -}}
+{{ include "tandem.fullname" . }}-hub
+{{- end -}}
+{{- end }}
+
 {{- define "tandem.dataClaim" -}}
 {{- if eq .Values.storage.kind "existing" -}}
 {{ .Values.storage.existingClaim }}

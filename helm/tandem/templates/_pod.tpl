@@ -23,7 +23,7 @@ seccompProfile:
   readOnly: true
 - name: data
   mountPath: /data
-{{- if .Values.model.hub.tokenSecret }}
+{{- if include "tandem.hubSecret" . }}
 - name: hub-token
   mountPath: /etc/tandem/hub
   readOnly: true
@@ -41,10 +41,10 @@ seccompProfile:
 {{- else }}
   emptyDir: {}
 {{- end }}
-{{- if .Values.model.hub.tokenSecret }}
+{{- if include "tandem.hubSecret" . }}
 - name: hub-token
   secret:
-    secretName: {{ .Values.model.hub.tokenSecret }}
+    secretName: {{ include "tandem.hubSecret" . }}
     defaultMode: 0440
 {{- end }}
 {{- end }}
