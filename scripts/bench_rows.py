@@ -1,11 +1,10 @@
-"""Speed of the row kernels: GB/s of weights per type and instruction set on one thread, beside ggml's vec_dot.
+"""Speed of the row kernels on one thread: GB/s of weights per type and instruction set, beside ggml's matrix product.
 
     python scripts/bench_rows.py [--types Q4_K,IQ3_S] [--inputs 1,8,64] [--mebibytes 64] [--repeats 5]
 
-The weights are random blocks, more than the caches hold. ggml's kernels come from the wheel `libggml-python` where it is
-installed; they are timed on the same bytes in the same run, with activations in the form they want. One thread and its processor
-time, in pieces of a mebibyte, each's best of the repeats. The last columns are ours (the best instruction set) against ggml, by the
-number of input rows; ggml's kernels take the rows one after the other.
+Weights are random blocks, read once for all input rows of a product. ggml comes from the wheel `libggml-python` where it is installed,
+and multiplies the same bytes in the same run; both quantise the input rows in the time measured. It is processor time, in pieces of
+a mebibyte, each's best of the repeats. Ratios are of the last instruction set.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import ctypes
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,52 +25,50 @@ from numpy.typing import NDArray
 from cuda_ext import _native
 
 ROW_VALUES = 2048
-GGML_ROWS = 8
 PIECE_BYTES = 1 << 20
 """Of weights that are timed together."""
 
 
-class _CpuTraits(ctypes.Structure):
-    _fields_ = (
-        ("from_float", ctypes.c_void_p),
-        ("vec_dot", ctypes.c_void_p),
-        ("vec_dot_type", ctypes.c_int),
-        ("nrows", ctypes.c_int64),
-    )
-
-
-_VEC_DOT = ctypes.CFUNCTYPE(
-    None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-)
-_FROM_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+class _InitParams(ctypes.Structure):
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
 class Ggml:
-    """ggml's CPU row kernels through ctypes."""
+    """ggml's matrix product on the CPU through ctypes."""
 
     def __init__(self, folder: Path) -> None:
-        ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
+        self._base = ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
         self._cpu = ctypes.CDLL(str(folder / "libggml-cpu.so"))
         self._cpu.ggml_cpu_init()
-        self._cpu.ggml_get_type_traits_cpu.restype = ctypes.POINTER(_CpuTraits)
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        for name, arguments in {
+            "ggml_init": (_InitParams,),
+            "ggml_new_tensor_2d": (pointer, ctypes.c_int, size, size),
+            "ggml_get_data": (pointer,),
+            "ggml_mul_mat": (pointer, pointer, pointer),
+            "ggml_new_graph": (pointer,),
+            "ggml_build_forward_expand": (pointer, pointer),
+            "ggml_free": (pointer,),
+        }.items():
+            function = getattr(self._base, name)
+            function.argtypes, function.restype = arguments, pointer
+        self._cpu.ggml_graph_compute_with_ctx.argtypes = (pointer, pointer, ctypes.c_int)
 
-    def row_dot(self, type_id: int, weights: NDArray[np.uint8], x: NDArray[np.float32]) -> Callable[[], None]:
-        """One pass over the weights, in rows of x's length, with one input row. Each row is a call from Python."""
-        traits = self._cpu.ggml_get_type_traits_cpu(type_id).contents
-        act_traits = self._cpu.ggml_get_type_traits_cpu(traits.vec_dot_type).contents
-        act = np.zeros(x.nbytes + 4096, np.uint8)
-        if act_traits.from_float:
-            _FROM_FLOAT(act_traits.from_float)(x.ctypes.data, act.ctypes.data, x.size)
-        else:
-            act[: x.nbytes] = x.view(np.uint8)
-        vec_dot, out = _VEC_DOT(traits.vec_dot), ctypes.c_float()
-        address, stride, rows = weights.ctypes.data, weights.shape[1], range(weights.shape[0])
-
-        def run() -> None:
-            for row in rows:
-                vec_dot(x.size, ctypes.addressof(out), 0, address + row * stride, 0, act.ctypes.data, 0, 1)
-
-        return run
+    @contextmanager
+    def product(self, type_id: int, weights: NDArray[np.uint8], x: NDArray[np.float32]) -> Iterator[Callable[[], None]]:
+        """weights: [rows, row bytes], x: [inputs, values]. On one thread, the caller's."""
+        memory = weights.nbytes + 8 * x.nbytes + 4 * len(weights) * len(x) + (1 << 20)
+        context = self._base.ggml_init(_InitParams(memory, None, False))
+        left = self._base.ggml_new_tensor_2d(context, type_id, x.shape[1], len(weights))
+        right = self._base.ggml_new_tensor_2d(context, 0, x.shape[1], len(x))
+        ctypes.memmove(self._base.ggml_get_data(left), weights.ctypes.data, weights.nbytes)
+        ctypes.memmove(self._base.ggml_get_data(right), x.ctypes.data, x.nbytes)
+        graph = self._base.ggml_new_graph(context)
+        self._base.ggml_build_forward_expand(graph, self._base.ggml_mul_mat(context, left, right))
+        try:
+            yield lambda: self._cpu.ggml_graph_compute_with_ctx(context, graph, 1)
+        finally:
+            self._base.ggml_free(context)
 
 
 def find_ggml() -> Ggml | None:
@@ -113,9 +111,13 @@ def pieces(weights: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
     return np.array_split(weights, max(1, weights.nbytes // PIECE_BYTES))
 
 
+def inputs_of(num: int) -> NDArray[np.float32]:
+    return np.random.default_rng(1).standard_normal((num, ROW_VALUES)).astype(np.float32)
+
+
 def rate(work: Workload, num_inputs: int, isa: str, repeats: int) -> float:
     """GB/s of weights, each read once for all input rows."""
-    x = np.random.default_rng(1).standard_normal((num_inputs, ROW_VALUES)).astype(np.float32)
+    x = inputs_of(num_inputs)
 
     def dot(weights: NDArray[np.uint8]) -> Callable[[], None]:
         out = np.empty((num_inputs, len(weights)), np.float32)
@@ -124,14 +126,12 @@ def rate(work: Workload, num_inputs: int, isa: str, repeats: int) -> float:
     return work.weights.nbytes / best_seconds([dot(piece) for piece in pieces(work.weights)], repeats) / 1e9
 
 
-def ggml_rate(ggml: Ggml, work: Workload, repeats: int) -> float:
-    """As `rate` for one input row. Eight rows are joined to one, and what the calls cost (on empty rows) is taken off."""
-    num_rows = work.weights.shape[0] // GGML_ROWS
-    weights = work.weights[: num_rows * GGML_ROWS].reshape(num_rows, -1)
-    x = np.random.default_rng(1).standard_normal(ROW_VALUES * GGML_ROWS).astype(np.float32)
-    seconds = best_seconds([ggml.row_dot(work.type_id, piece, x) for piece in pieces(weights)], repeats)
-    calls = best_seconds([ggml.row_dot(0, np.zeros((len(piece), 0), np.uint8), x[:0]) for piece in pieces(weights)], repeats)
-    return weights.nbytes / (seconds - calls) / 1e9
+def ggml_rate(ggml: Ggml, work: Workload, num_inputs: int, repeats: int) -> float:
+    """As `rate`."""
+    with ExitStack() as stack:
+        x = inputs_of(num_inputs)
+        products = [stack.enter_context(ggml.product(work.type_id, piece, x)) for piece in pieces(work.weights)]
+        return work.weights.nbytes / best_seconds(products, repeats) / 1e9
 
 
 def main() -> None:
@@ -145,21 +145,15 @@ def main() -> None:
     inputs, isas = [int(n) for n in options.inputs.split(",")], options.isas.split(",")
     columns = [(isa, n) for isa in isas for n in inputs if isa != "portable" or n == inputs[0] or isas == [isa]]
     ggml = find_ggml()
-    print(
-        f"{'type':8}"
-        + "".join(f"{isa + ' x' + str(n):>14}" for isa, n in columns)
-        + f"{'ggml x1':>10}"
-        + "".join(f"{'ratio x' + str(n):>11}" for n in inputs)
-    )
-    print("GB/s of weights, each read once for all inputs")
+    peers = [] if ggml is None else inputs
+    names = [f"{isa} x{n}" for isa, n in columns] + [f"ggml x{n}" for n in peers] + [f"ratio x{n}" for n in peers]
+    print(f"{'type':8}" + "".join(f"{name:>13}" for name in names))
     for name in options.types.split(","):
         work = Workload.random(name, options.mebibytes)
         rates = {(isa, n): rate(work, n, isa, options.repeats if isa != "portable" else 1) for isa, n in columns}
-        line = f"{name:8}" + "".join(f"{rates[column]:14.2f}" for column in columns)
-        if ggml is not None:
-            theirs = ggml_rate(ggml, work, options.repeats)
-            line += f"{theirs:10.2f}" + "".join(f"{n * rates[isas[-1], n] / theirs:11.2f}" for n in inputs)
-        print(line, flush=True)
+        theirs = {n: ggml_rate(ggml, work, n, options.repeats) for n in peers} if ggml is not None else {}
+        figures = [*rates.values(), *theirs.values(), *(rates[isas[-1], n] / theirs[n] for n in peers)]
+        print(f"{name:8}" + "".join(f"{figure:13.2f}" for figure in figures), flush=True)
 
 
 if __name__ == "__main__":
