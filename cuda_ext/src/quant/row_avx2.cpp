@@ -49,13 +49,18 @@ constexpr int dot_offset() {
 
 using Lanes = LanesAvx2;
 
-// Sums of unsigned bytes in int16 where at least two pairs fit, else the true weights in int16.
+// Sums of unsigned bytes in int16, else the true weights in int16.
 template <class T>
 constexpr TileForm tile_form() {
     constexpr Weights weights = Decoder<T>::weights;
     constexpr int pairs = 32767 / (2 * 127 * weights.largest);
-    constexpr bool wide = weights.is_signed || pairs < 2;
-    return {.halves = weights.halves, .minima = T::has_minima, .words = wide ? 16 : 8, .pairs_in_int16 = pairs >= 4 ? 4 : 2};
+    constexpr bool wide = weights.is_signed || pairs == 0;
+    return {.halves = weights.halves,
+            .minima = T::has_minima,
+            .words = wide ? 16 : 8,
+            .pairs_in_int16 = pairs >= 4   ? 4
+                              : pairs >= 2 ? 2
+                                           : 1};
 }
 
 }  // namespace
