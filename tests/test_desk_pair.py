@@ -432,6 +432,17 @@ def test_a_lead_that_is_deep_in_a_prompt_is_waited_for_and_not_killed() -> None:
     assert rig.engines["lead"].has_slots
 
 
+def test_a_line_that_came_in_the_last_step_of_a_long_prompt_is_answered_after_it() -> None:
+    rig = settled()
+    rig.submit("a")
+    rig.submit("b")
+    rig.pass_time(6.0)
+    rig.finish("lead")
+    assert not rig.engines["lead"].is_doomed
+    rig.answer_all()
+    assert rig.assigned == [("a", "lead"), ("b", "lead")]
+
+
 def test_the_helper_wakes_for_a_lead_that_died() -> None:
     rig = settled()
     rig.die("lead")

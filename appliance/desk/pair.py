@@ -62,6 +62,8 @@ class _Side:
     serving: bool = False
     pending: _Order | None = None
     pending_since: float = 0.0
+    idle_since: float | None = None
+    """While it has no request: a line that came in the last step of one is answered after it."""
     retry_at: float = 0.0
     """Nothing is told it before, because it refused something."""
 
@@ -71,6 +73,12 @@ class _Side:
         self.held = 0
         self.pending = None
         self.retry_at = 0.0
+
+    def answer_due_s(self, limit_s: float) -> float | None:
+        """When a pending line should have been answered; None while nothing is pending or a request may be in its way."""
+        if self.pending is None or self.idle_since is None:
+            return None
+        return max(self.pending_since, self.idle_since) + limit_s
 
     def is_free(self, now: float) -> bool:
         return self.is_up and self.pending is None and now >= self.retry_at
@@ -133,7 +141,8 @@ class Pair:
     def next_timer_s(self, num_waiting: int) -> float | None:
         """When `step` is due, if nothing else happens before."""
         times = [side.retry_at for side in (self._lead, self._helper) if side.is_up and side.retry_at > 0]
-        times += [side.pending_since + self._config.wake_limit_s for side in (self._lead, self._helper) if side.pending is not None]
+        limit_s = self._config.wake_limit_s
+        times += [due for side in (self._lead, self._helper) if (due := side.answer_due_s(limit_s)) is not None]
         if self._wants_awake:
             times.append(self._used_at + self._config.hold_s if self._helper.has_memory else self._wake_began + self._config.wake_limit_s)
         elif num_waiting:
@@ -161,6 +170,10 @@ class Pair:
             if side.lane.state in _WITHOUT_PROCESS:
                 side.may_hold = False
             side.is_up = side.lane.takes_requests
+            if not side.lane.is_idle:
+                side.idle_since = None
+            elif side.idle_since is None:
+                side.idle_since = now
             if 0 < side.retry_at <= now:
                 side.retry_at = 0.0
         if num_waiting or (self._lead.lane.run is not None and self._helper.lane.run is not None):
@@ -212,8 +225,8 @@ class Pair:
         """An engine without a request that does not answer hangs, and nobody knows what memory it holds."""
         actions: list[Action] = []
         for side in (self._lead, self._helper):
-            is_late = side.pending is not None and now - side.pending_since >= self._config.wake_limit_s
-            if side.pending is not None and is_late and side.lane.is_idle:
+            due = side.answer_due_s(self._config.wake_limit_s)
+            if side.pending is not None and due is not None and now >= due:
                 word = side.pending.word
                 side.pending = None
                 actions += side.lane.replace_engine(f"engine {side.lane.name} did not answer {word} within {self._config.wake_limit_s:g} s")
