@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kTile = 32;       // weight rows of one item: those of gate and up give one block of activations
 constexpr int kInputRows = 64;  // input rows of one kernel call
+constexpr int kFewRows = 16;    // of a window: here a barrier costs more than reading all experts' input rows once per tile
 
 // The tile's 32 values of one pair as a block of its quantised row; behind the last one the row's group is filled up with zeros.
 void quantise_tile(const ExpertsProblem& p, const float* values, int64_t pair, int64_t r0) {
@@ -73,17 +74,35 @@ void hidden_rows(Worker& worker, const ExpertsProblem& p) {
     worker.barrier();
 }
 
-// Calls fn(r0, num_rows) for every tile of the down matrices' rows, behind the rows of all experts in that tile.
+// Calls fn(r0, num_rows) for every tile of the down matrices' rows.
 template <class Fn>
-void down_tiles(Worker& worker, const ExpertsProblem& p, Fn&& fn) {
-    const int64_t tiles = (p.down.rows + kTile - 1) / kTile;
-    worker.parallel_for(tiles, [&](int64_t begin, int64_t end) {
-        for (int64_t tile = begin; tile < end; tile++) {
-            const int64_t r0 = tile * kTile;
-            const int num_rows = static_cast<int>(std::min<int64_t>(kTile, p.down.rows - r0));
+void for_tiles(const ExpertsProblem& p, int64_t begin, int64_t end, Fn&& fn) {
+    for (int64_t tile = begin; tile < end; tile++)
+        fn(tile * kTile, static_cast<int>(std::min<int64_t>(kTile, p.down.rows - tile * kTile)));
+}
+
+int64_t down_tiles(const ExpertsProblem& p) {
+    return (p.down.rows + kTile - 1) / kTile;
+}
+
+// Few rows: a tile of all experts, and what `fn` makes of it, by one thread and without a barrier.
+template <class Fn>
+void down_by_tile(Worker& worker, const ExpertsProblem& p, Fn&& fn) {
+    worker.parallel_for(down_tiles(p), [&](int64_t begin, int64_t end) {
+        for_tiles(p, begin, end, [&](int64_t r0, int num_rows) {
             for (int64_t i = 0; i < *p.routed.num_experts; i++) down(p, p.routed.experts[i], r0, num_rows);
             fn(r0, num_rows);
-        }
+        });
+    });
+}
+
+// Many rows: expert by expert, so that an expert's input rows stay in the cache for all its tiles.
+void down_by_expert(Worker& worker, const ExpertsProblem& p) {
+    const int64_t tiles = down_tiles(p);
+    worker.parallel_for(*p.routed.num_experts * tiles, [&](int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; item++)
+            for_tiles(p, item % tiles, item % tiles + 1,
+                      [&](int64_t r0, int num_rows) { down(p, p.routed.experts[item / tiles], r0, num_rows); });
     });
 }
 
@@ -94,14 +113,23 @@ void experts(Worker& worker, const ExpertsProblem& p, const Window& window) {
     if (asks && worker.index() == 0) p.linked->ask(p);
     hidden_rows(worker, p);
     if (asks) worker.barrier([&] { p.linked->collect(p); });
-    down_tiles(worker, p, [&](int64_t r0, int num_rows) {
-        for (int64_t row = 0; row < window.num_rows; row++) combine(p, row, r0, num_rows);
+    if (window.num_rows <= kFewRows) {
+        down_by_tile(worker, p, [&](int64_t r0, int num_rows) {
+            for (int64_t row = 0; row < window.num_rows; row++) combine(p, row, r0, num_rows);
+        });
+        return;
+    }
+    down_by_expert(worker, p);
+    worker.barrier();
+    worker.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++)
+            for_tiles(p, 0, down_tiles(p), [&](int64_t r0, int num_rows) { combine(p, row, r0, num_rows); });
     });
 }
 
 void expert_rows(Worker& worker, const ExpertsProblem& p, [[maybe_unused]] int64_t num_pairs) {
     hidden_rows(worker, p);
-    down_tiles(worker, p, [](int64_t, int) {});
+    down_by_expert(worker, p);
 }
 
 }  // namespace tandem
