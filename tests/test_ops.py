@@ -240,7 +240,8 @@ def test_route_counts_uses_and_rows_by_tier(rng: np.random.Generator) -> None:
     rig.run(rows)
     expected = np.bincount(reference.route(logits, top_k, sigmoid=False, renormalise=True, scale=1.0)[0].reshape(-1), minlength=experts)
     assert (rig.uses.bytes()[: 4 * experts].view(np.uint32) == expected).all()
-    assert (rig.table.own_rows, rig.table.host_rows) == (expected[2], rows * top_k - expected[2])
+    counted = rig.table.rows_by_tier
+    assert (counted["own"], counted["host"]) == (expected[2], rows * top_k - expected[2])
 
 
 class RoutedRig(OpRig):
