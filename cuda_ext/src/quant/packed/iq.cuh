@@ -25,12 +25,12 @@ struct Packed<IQ2_XXS> : ByWord<Packed<IQ2_XXS>> {
     static constexpr bool kHalves = false;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t* table) {
-        const uint32_t patterns = load_word<2>(b + 2 + 8 * j), signs = load_word<2>(b + 6 + 8 * j);
+        const uint32_t patterns = load_word<2>(b + 2 + 8 * j, 0), signs = load_word<2>(b + 2 + 8 * j, 1);
         const uint32_t eight = eight_signs(signs >> 7 * (k / 2) & 127);
         return negate_bytes(half_entry(table, byte_of(patterns, k / 2), k), sign_mask(eight, k % 2));
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
-        const int scale = odd_scale(load_word<2>(b + 6 + 8 * j) >> 28);
+        const int scale = odd_scale(load_word<2>(b + 2 + 8 * j, 1) >> 28);
         return {half_float(load_two_bytes(b)) * 0.125f, 0, {scale, scale}};
     }
 };
@@ -56,7 +56,7 @@ struct Packed<IQ2_S> : ByWord<Packed<IQ2_S>> {
     static constexpr bool kHalves = true;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t* table) {
-        const uint32_t lower = load_word<2>(b + 2 + 4 * j), signs = load_word<2>(b + 34 + 4 * j), upper = b[66 + j];
+        const uint32_t lower = load_word<2>(b + 2 + 4 * j, 0), signs = load_word<2>(b + 34 + 4 * j, 0), upper = b[66 + j];
         const uint32_t index = join_bytes(lower, spread_pairs(upper), k / 2);
         return negate_bytes(half_entry(table, index, k), sign_mask(signs, k));
     }
@@ -72,12 +72,12 @@ struct Packed<IQ3_XXS> : ByWord<Packed<IQ3_XXS>> {
     static constexpr bool kHalves = false;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t* table) {
-        const uint32_t patterns = load_word<2>(b + 2 + 8 * j + 4 * (k / 4)), signs = load_word<2>(b + 66 + 4 * j);
+        const uint32_t patterns = load_word<2>(b + 2 + 8 * j, k / 4), signs = load_word<2>(b + 66 + 4 * j, 0);
         const uint32_t eight = eight_signs(signs >> 7 * (k / 2) & 127);
         return negate_bytes(entry(table, byte_of(patterns, k % 4)), sign_mask(eight, k % 2));
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
-        const int scale = odd_scale(load_word<2>(b + 66 + 4 * j) >> 28);
+        const int scale = odd_scale(load_word<2>(b + 66 + 4 * j, 0) >> 28);
         return {half_float(load_two_bytes(b)) * 0.25f, 0, {scale, scale}};
     }
 };
@@ -89,7 +89,7 @@ struct Packed<IQ3_S> : ByWord<Packed<IQ3_S>> {
     static constexpr bool kHalves = false;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t* table) {
-        const uint32_t lower = load_word<2>(b + 2 + 8 * j + 4 * (k / 4)), ninth = b[66 + j], signs = load_word<2>(b + 74 + 4 * j);
+        const uint32_t lower = load_word<2>(b + 2 + 8 * j, k / 4), ninth = b[66 + j], signs = load_word<2>(b + 74 + 4 * j, 0);
         const uint32_t index = join_bytes(lower, spread_bits<0>(ninth, k / 4), k % 4);
         return entry(table, index) ^ sign_mask(signs, k);
     }
@@ -111,7 +111,7 @@ struct Packed<IQ1_S> : ByWord<Packed<IQ1_S>> {
     static constexpr bool kHalves = false;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t* table) {
-        const uint32_t lower = load_word<2>(b + 2 + 4 * j), upper = load_two_bytes(b + 34 + 2 * j);
+        const uint32_t lower = load_word<2>(b + 2 + 4 * j, 0), upper = load_two_bytes(b + 34 + 2 * j);
         return iq1_word(table, byte_of(lower, k / 2) | (upper >> 3 * (k / 2) & 7) << 8, upper & 0x8000, k);
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
@@ -126,12 +126,12 @@ struct Packed<IQ1_M> : ByWord<Packed<IQ1_M>> {
     static constexpr bool kHalves = true;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t* table) {
-        const uint32_t lower = load_word<4>(b + 4 * j), upper = load_two_bytes(b + 32 + 2 * j) >> 4 * (k / 2);
+        const uint32_t lower = load_word<4>(b + 4 * j, 0), upper = load_two_bytes(b + 32 + 2 * j) >> 4 * (k / 2);
         return iq1_word(table, byte_of(lower, k / 2) | (upper & 7) << 8, upper & 8, k);
     }
     // Each of four u16 has a quarter of the f16 scale in its highest nibble.
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
-        const uint32_t first = load_word<4>(b + 48), last = load_word<4>(b + 52);
+        const uint32_t first = load_word<4>(b + 48, 0), last = load_word<4>(b + 52, 0);
         const uint32_t bits = (first >> 12 & 0x000f) | (first >> 24 & 0x00f0) | (last >> 4 & 0x0f00) | (last >> 16 & 0xf000);
         const uint32_t scales = (j < 4 ? first : last) >> (16 * (j / 2 % 2) + 6 * (j % 2));
         return {half_float(bits) * 0.125f, 0, {odd_scale(scales & 7), odd_scale(scales >> 3 & 7)}};

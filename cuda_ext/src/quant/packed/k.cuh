@@ -10,10 +10,10 @@ struct Packed<Q2_K> : ByWord<Packed<Q2_K>> {
     static constexpr bool kHalves = true;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t*) {
-        return (load_word<4>(b + 16 + 32 * (j / 4) + 4 * k) >> 2 * (j % 4)) & kLowPairs;
+        return (load_word<4>(b + 16 + 32 * (j / 4), k) >> 2 * (j % 4)) & kLowPairs;
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
-        const uint32_t x = load_word<4>(b + 80), s = load_two_bytes(b + 2 * j);
+        const uint32_t x = load_word<4>(b + 80, 0), s = load_two_bytes(b + 2 * j);
         return {half_float(x),
                 -half_float(x >> 16),
                 {static_cast<int>(s & 15), static_cast<int>(s >> 8 & 15)},
@@ -27,8 +27,8 @@ struct Packed<Q3_K> : ByWord<Packed<Q3_K>> {
     static constexpr bool kHalves = true;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t*) {
-        const uint32_t high = (load_word<2>(b + 4 * k) >> j) & kLowBits;
-        return ((load_word<2>(b + 32 + 32 * (j / 4) + 4 * k) >> 2 * (j % 4)) & kLowPairs) + 4 * high;
+        const uint32_t high = (load_word<2>(b, k) >> j) & kLowBits;
+        return ((load_word<2>(b + 32 + 32 * (j / 4), k) >> 2 * (j % 4)) & kLowPairs) + 4 * high;
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
         const uint32_t low = load_two_bytes(b + 96 + 2 * j % 8) >> 4 * (j / 4) & 0x0f0f;
@@ -69,8 +69,8 @@ struct Packed<Q4_K> {
     }
     __device__ __forceinline__ static void pair(const uint8_t* b, int j, int c, const uint8_t*, uint32_t (&w)[2]) {
         const uint8_t* qs = b + 16 + 32 * (j / 2) + 4 * c;
-        w[0] = (load_word<4>(qs) >> 4 * (j % 2)) & kLowNibbles;
-        w[1] = (load_word<4>(qs + 16) >> 4 * (j % 2)) & kLowNibbles;
+        w[0] = (load_word<4>(qs, 0) >> 4 * (j % 2)) & kLowNibbles;
+        w[1] = (load_word<4>(qs + 16, 0) >> 4 * (j % 2)) & kLowNibbles;
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) { return k_packed_scale(b, j); }
 };
@@ -93,8 +93,8 @@ struct Packed<Q5_K> {
     }
     __device__ __forceinline__ static void pair(const uint8_t* b, int j, int c, const uint8_t*, uint32_t (&w)[2]) {
         const uint8_t *qs = b + 48 + 32 * (j / 2) + 4 * c, *qh = b + 16 + 4 * c;
-        w[0] = join(load_word<4>(qs), load_word<4>(qh), j);
-        w[1] = join(load_word<4>(qs + 16), load_word<4>(qh + 16), j);
+        w[0] = join(load_word<4>(qs, 0), load_word<4>(qh, 0), j);
+        w[1] = join(load_word<4>(qs + 16, 0), load_word<4>(qh + 16, 0), j);
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) { return k_packed_scale(b, j); }
 
@@ -110,8 +110,8 @@ struct Packed<Q6_K> : ByWord<Packed<Q6_K>> {
     static constexpr bool kHalves = true;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t*) {
-        const uint32_t low = load_word<2>(b + 64 * (j / 4) + 32 * (j % 2) + 4 * k) >> 4 * (j % 4 / 2) & kLowNibbles;
-        return low + 16 * (load_word<2>(b + 128 + 32 * (j / 4) + 4 * k) >> 2 * (j % 4) & kLowPairs);
+        const uint32_t low = load_word<2>(b + 64 * (j / 4) + 32 * (j % 2), k) >> 4 * (j % 4 / 2) & kLowNibbles;
+        return low + 16 * (load_word<2>(b + 128 + 32 * (j / 4), k) >> 2 * (j % 4) & kLowPairs);
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
         const uint32_t s = load_two_bytes(b + 192 + 2 * j);

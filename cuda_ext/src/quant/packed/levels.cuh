@@ -40,7 +40,7 @@ struct Packed<IQ4_NL> : ByPair<Packed<IQ4_NL>> {
     static constexpr bool kHalves = false;
 
     __device__ __forceinline__ static void pair(const uint8_t* b, int, int c, const uint8_t*, uint32_t (&w)[2]) {
-        const NibblePair found = look_up(kPackedIq4, load_word<2>(b + 2 + 4 * c));
+        const NibblePair found = look_up(kPackedIq4, load_word<2>(b + 2, c));
         w[0] = found.low;
         w[1] = found.high;
     }
@@ -53,12 +53,12 @@ struct Packed<IQ4_XS> : ByPair<Packed<IQ4_XS>> {
     static constexpr bool kHalves = false;
 
     __device__ __forceinline__ static void pair(const uint8_t* b, int j, int c, const uint8_t*, uint32_t (&w)[2]) {
-        const NibblePair found = look_up(kPackedIq4, load_word<4>(b + 8 + 16 * j + 4 * c));
+        const NibblePair found = look_up(kPackedIq4, load_word<4>(b + 8 + 16 * j, c));
         w[0] = found.low;
         w[1] = found.high;
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
-        const uint32_t x = load_word<4>(b), lower = load_word<4>(b + 4);
+        const uint32_t x = load_word<4>(b, 0), lower = load_word<4>(b + 4, 0);
         const auto scale = static_cast<int>((lower >> 4 * j & 15) | (x >> (16 + 2 * j) & 3) << 4) - 32;
         return {half_float(x), 0, {scale, scale}};
     }
@@ -70,7 +70,7 @@ struct Packed<MXFP4> : ByPair<Packed<MXFP4>> {
     static constexpr bool kHalves = false;
 
     __device__ __forceinline__ static void pair(const uint8_t* b, int, int c, const uint8_t*, uint32_t (&w)[2]) {
-        const NibblePair found = look_up(kPackedFp4, load_word<1>(b + 1 + 4 * c));
+        const NibblePair found = look_up(kPackedFp4, load_word<1>(b + 1, c));
         w[0] = found.low;
         w[1] = found.high;
     }
@@ -86,7 +86,7 @@ struct Packed<NVFP4> {
     __device__ __forceinline__ static void words(const uint8_t* b, int j, const uint8_t*, uint32_t (&w)[8]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const NibblePair found = look_up(kPackedFp4, load_word<4>(b + 4 + 16 * j + 4 * i));
+            const NibblePair found = look_up(kPackedFp4, load_word<4>(b + 4 + 16 * j, i));
             w[4 * (i / 2) + i % 2] = found.low;
             w[4 * (i / 2) + i % 2 + 2] = found.high;
         }
@@ -94,7 +94,7 @@ struct Packed<NVFP4> {
     __device__ __forceinline__ static void pair(const uint8_t* b, int j, int c, const uint8_t*, uint32_t (&w)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const NibblePair found = look_up(kPackedFp4, load_word<4>(b + 4 + 16 * j + 8 * h + 4 * (c % 2)));
+            const NibblePair found = look_up(kPackedFp4, load_word<4>(b + 4 + 16 * j + 8 * h, c % 2));
             w[h] = c < 2 ? found.low : found.high;
         }
     }

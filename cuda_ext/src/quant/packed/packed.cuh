@@ -41,15 +41,16 @@ constexpr int block_align() {
 
 // ---- loads ----
 
-// Four bytes at a multiple of `align`. Below 4 the two words around them are read.
+// Word `index` of an array that begins at a multiple of `align`. Below 4 it is cut out of two words; neighbouring words of one
+// array share their loads.
 template <int align>
-__device__ __forceinline__ uint32_t load_word(const uint8_t* p) {
+__device__ __forceinline__ uint32_t load_word(const uint8_t* array, int index) {
     if constexpr (align >= 4) {
-        return *reinterpret_cast<const uint32_t*>(p);
+        return reinterpret_cast<const uint32_t*>(array)[index];
     } else {
-        const auto past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p) & 3);
-        const auto* words = reinterpret_cast<const uint32_t*>(p - past);
-        return __funnelshift_r(words[0], words[1], 8 * past);
+        const auto past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(array) & 3);
+        const auto* words = reinterpret_cast<const uint32_t*>(array - past);
+        return __funnelshift_r(words[index], words[index + 1], 8 * past);
     }
 }
 __device__ __forceinline__ uint4 load_four_words(const uint8_t* p) {  // at a multiple of 16
