@@ -136,25 +136,28 @@ class ExpertCache:
         self._card.wait(self._card.update(self._table, [self._enter(expert.layer, expert.expert, slot) for expert, slot in chosen]))
 
     def give_back(self, nbytes: int) -> int:
-        """Gives the memory of slots back, empty and little used ones first, until it is at least `nbytes`. Returns how much it was."""
+        """Gives the memory of slots back until it is at least `nbytes`. Returns how much it was.
+
+        The last slots go first: a GPU gets its memory back in segments of many slots, and the hottest experts were put into the first.
+        """
         self._wanted.clear()
         self.settle()
         given_bytes = 0
-        empty = [(size, slot) for size, slots in self._free_slots.items() for slot in slots]
-        while empty and given_bytes < nbytes:
-            given_bytes += self._give(*empty.pop())
-        coldest = sorted(self._slot_of, key=lambda expert: float(self.total_uses[expert]))
+        holders = {slot: place for place, slot in self._slot_of.items()}
+        slots = [(slot, self._blob_bytes(layer)) for slot, (layer, _) in holders.items()]
+        slots += [(slot, size) for size, free in self._free_slots.items() for slot in free]
         leaving = []
-        for layer, expert in coldest:
+        for slot, size in sorted(slots, reverse=True):
             if given_bytes >= nbytes:
                 break
-            slot = self._slot_of.pop((layer, expert))
-            self._resident[layer, expert] = False
-            leaving.append((self._blob_bytes(layer), slot, (layer, expert, _ABSENT)))
-            given_bytes += self._blob_bytes(layer)
-        self._card.wait(self._card.update(self._table, [entry for _, _, entry in leaving]))
-        for size, slot, _ in leaving:
-            self._free_slots[size].append(slot)
+            leaving.append((slot, size))
+            given_bytes += size
+        evicted = [holders[slot] for slot, _ in leaving if slot in holders]
+        for place in evicted:
+            self._free_slots.setdefault(self._blob_bytes(place[0]), []).append(self._slot_of.pop(place))
+            self._resident[place] = False
+        self._card.wait(self._card.update(self._table, [(*place, _ABSENT) for place in evicted]))
+        for slot, size in leaving:
             self._give(size, slot)
         return given_bytes
 

@@ -14,7 +14,7 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr int kStageRows = 8;       // at most
+constexpr int kStageRows = 8;  // at most
 constexpr size_t kMostFetchedBytes = 48 * 1024;
 constexpr int kSharedPercent = 46;  // of a multiprocessor's, so that this kernel's blocks find room while the one before runs
 
@@ -133,30 +133,43 @@ __device__ __forceinline__ void fetch_rows(const DownProblem& p, const DownPlan&
     device::copy_async_wait<0>();
 }
 
+// Values at .. at + 7 of a pair's row of `h`; zeros beyond its end.
+__device__ __forceinline__ void load_eight(const DownProblem& p, const DownPlan& plan, const Block& block, int pair, int at,
+                                           float (&x)[8]) {
+    const int width = p.down.columns;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float4 v{};
+        if (at + 4 * i < width && plan.fetched != DownPlan::kNotFetched)
+            v = *reinterpret_cast<const float4*>(block.shared + plan.fetched + (pair * width + at + 4 * i) * sizeof(float));
+        else if (at + 4 * i < width)
+            v = __ldcg(reinterpret_cast<const float4*>(p.h + static_cast<int64_t>(pair) * width + at + 4 * i));
+        x[4 * i] = v.x;
+        x[4 * i + 1] = v.y;
+        x[4 * i + 2] = v.z;
+        x[4 * i + 3] = v.w;
+    }
+}
+
 // The rows of a pass from `h` into shared memory, in the form that `down` wants.
 __device__ __forceinline__ void hold_rows(const DownProblem& p, const DownPlan& plan, const Block& block, const Pass& pass) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = p.down.columns;
-    const int padded = (width + quant::kWarpValues - 1) / quant::kWarpValues,
-              chunks = plan.wants_values ? padded : 2 * plan.row_groups;
 #pragma unroll 1
-    for (int item = warp; item < p.num_rows * p.choice.top_k * chunks; item += kWindowWarps) {
-        const int pair = item / chunks, first = item % chunks * quant::kWarpValues, at = first + 4 * lane;
-        const int place = block.list.tier_place[pair];
-        if (!block.list.experts[block.list.expert_of[pair]].blob || place < pass.first_pair || place >= pass.end_pair) continue;
-        float4 x{};
-        if (at < width && plan.fetched != DownPlan::kNotFetched)
-            x = *reinterpret_cast<const float4*>(block.shared + plan.fetched + (pair * width + at) * sizeof(float));
-        else if (at < width)
-            x = __ldcg(reinterpret_cast<const float4*>(p.h + static_cast<int64_t>(pair) * width + at));
-        const int held = place - pass.first_pair;
-        if (plan.wants_values) {
-            float* values = reinterpret_cast<float*>(block.shared + plan.held) + static_cast<int64_t>(held) * width;
-            if (at < width) *reinterpret_cast<float4*>(values + at) = x;
-        } else {
-            const float values[4] = {x.x, x.y, x.z, x.w};
+    for (int item = warp; item < p.num_rows * p.choice.top_k * plan.row_groups; item += kWindowWarps) {
+        const int pair = item / plan.row_groups, group = item % plan.row_groups, at = group * quant::kSuper + 8 * lane;
+        const int place = block.list.tier_place[pair], held = place - pass.first_pair;
+        if (!block.list.experts[block.list.expert_of[pair]].blob || held < 0 || place >= pass.end_pair) continue;
+        float x[8] = {};
+        load_eight(p, plan, block, pair, at, x);
+        if (!plan.wants_values) {
             auto* groups = reinterpret_cast<quant::ActGroup*>(block.shared + plan.held) + held * plan.row_groups;
-            quant::quantise_values(values, 1.0f, groups, first, lane);
+            quant::quantise_super(x, 1.0f, groups[group], lane);
+            continue;
         }
+        float* values = reinterpret_cast<float*>(block.shared + plan.held) + static_cast<int64_t>(held) * width;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (at + i < width) values[at + i] = x[i];
     }
 }
 

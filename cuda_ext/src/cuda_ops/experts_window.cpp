@@ -15,15 +15,15 @@ constexpr int kMaxStages = 4;
 constexpr size_t kBarrierBytes = 16;  // of a stage: device::StagedCopy
 constexpr size_t kMarginBytes = 32;   // of a matrix: copies begin and end at multiples of 16, dot products read 3 bytes beyond
 
-size_t bytes_of_stage(int rows, size_t rows_bytes, int num_matrices) {
+}  // namespace
+
+size_t stage_bytes(int rows, size_t rows_bytes, int num_matrices) {
     return (rows * rows_bytes + 15) / 16 * 16 + num_matrices * kMarginBytes;
 }
 
-}  // namespace
-
 RingPlan plan_rings(size_t available, int wanted_rows, size_t rows_bytes, int num_matrices) {
     const auto rings = [&](int warps, int rows) {
-        const size_t stage = bytes_of_stage(rows, rows_bytes, num_matrices), per_warp = available / warps;
+        const size_t stage = stage_bytes(rows, rows_bytes, num_matrices), per_warp = available / warps;
         const int stages = static_cast<int>(std::min<size_t>(kMaxStages, per_warp / (stage + kBarrierBytes)));
         return RingPlan{warps, stages, rows, static_cast<uint32_t>(stage),
                         static_cast<uint32_t>(warps * stages * (stage + kBarrierBytes))};

@@ -65,7 +65,9 @@ struct CardShape {
 
     int32_t num_window_blocks() const { return num_multiprocessors * window_blocks; }
     // Of a block that leaves room for `percent` of the multiprocessor to the kernels before and after it.
-    size_t modest_shared_bytes(size_t percent) const { return std::min(block_shared_bytes, card_shared_bytes * percent / 100 / window_blocks); }
+    size_t modest_shared_bytes(size_t percent) const {
+        return std::min(block_shared_bytes, card_shared_bytes * percent / 100 / window_blocks);
+    }
 };
 
 constexpr int kWindowThreads = 256;  // of a block; two blocks of 128 registers a thread share a multiprocessor
@@ -83,6 +85,9 @@ struct RingPlan {
 // The best rings that fit into `available` bytes: whole stages of `wanted_rows` rows if two of them fit, else smaller ones, else
 // fewer warps. `rows_bytes`: of one row of each of the `num_matrices` matrices together. num_warps is 0 where nothing fits.
 RingPlan plan_rings(size_t available, int wanted_rows, size_t rows_bytes, int num_matrices);
+
+// A stage of `rows` rows of each matrix.
+size_t stage_bytes(int rows, size_t rows_bytes, int num_matrices);
 
 // The shared memory of an input row: quantised groups, or floats where the type wants those.
 size_t input_row_bytes(quant::Type type, int64_t columns);

@@ -14,7 +14,9 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr int kStageRows = 3;             // of gate, and as many of up
+constexpr int kStageRows = 3;     // of gate, and as many of up, where a warp has several stages
+constexpr int kMaxStageRows = 8;  // where one stage holds all that a warp has
+constexpr int kResults = std::max(kMaxWindowRows * 2 * kStageRows, 2 * kMaxStageRows);  // of a stage
 constexpr size_t kNormBytes = 64 * 1024;  // rows of more than this together are normed one after the other
 constexpr int kSharedPercent = 60;        // of a multiprocessor's, so that the next kernel's blocks find room while these still run
 
@@ -27,17 +29,27 @@ struct RowPairs {
     device::AlignedSpan up;
 };
 
-// A warp's share: it goes through the rows of all experts on the card, one after the other, from `begin` to `end`.
+// Rows of all experts, one after the other, for one of `num_shares` warps. Where there are enough, a warp has rows of one expert
+// only, so that all its bytes are under way at once.
+__device__ __forceinline__ EvenShare share_of_experts(int num_experts, int width, int share, int num_shares) {
+    if (num_experts == 0 || num_experts > num_shares) return even_share(num_experts * width, share, num_shares);
+    const int each = num_shares / num_experts, expert = share / each;
+    if (expert >= num_experts) return {0, 0};
+    const EvenShare rows = even_share(width, share - expert * each, each);
+    return {expert * width + rows.begin, expert * width + rows.end};
+}
+
+// A warp's share.
 class GateUpItems {
   public:
     __device__ __forceinline__ GateUpItems(const GateUpProblem& p, const GateUpPlan& plan, const RoutedList& list,
                                            unsigned char* shared, int warp)
         : p_(p), plan_(plan), list_(list), shared_(shared) {
-        const EvenShare share = even_share(list.num_on_card * p.gate.rows, blockIdx.x * plan.ring_plan.num_warps + warp,
-                                           plan.num_blocks * plan.ring_plan.num_warps);
+        const EvenShare share = share_of_experts(list.num_on_card, p.gate.rows, blockIdx.x * plan.ring_plan.num_warps + warp,
+                                                 plan.num_blocks * plan.ring_plan.num_warps);
         fetched_ = computed_ = share.begin;
         end_ = share.end;
-        results_ = reinterpret_cast<float*>(shared + plan.results) + warp * kMaxWindowRows * 2 * plan.ring_plan.stage_rows;
+        results_ = reinterpret_cast<float*>(shared + plan.results) + warp * kResults;
     }
 
     __device__ __forceinline__ bool fetch(device::StagedCopy& copy, uint8_t* stage, int lane) {
@@ -126,7 +138,7 @@ __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& p
         if (plan.wants_groups()) rows.groups = reinterpret_cast<quant::ActGroup*>(shared + plan.groups) + first * groups;
         if (plan.wants_values()) rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
         rows.scratch = plan.wants_values() ? rows.values : reinterpret_cast<float*>(shared + plan.rings);
-        norm_rows(rows, threadIdx.x, kWindowThreads);
+        norm_rows(rows, fetch_gamma(p.gamma, width, threadIdx.x, kWindowThreads), threadIdx.x, kWindowThreads);
     }
 }
 
@@ -199,6 +211,14 @@ __global__ void __launch_bounds__(kWindowThreads, 2)
     if (fetches) ring.run(items, lane);
 }
 
+// One stage for each warp; no warps where it does not fit.
+RingPlan plan_single_stage(size_t available, int rows, size_t rows_bytes) {
+    if (rows > kMaxStageRows) return {};
+    const size_t stage = stage_bytes(rows, rows_bytes, 2), all = kWindowWarps * (stage + sizeof(device::StagedCopy));
+    if (all > available) return {};
+    return {kWindowWarps, 1, rows, static_cast<uint32_t>(stage), static_cast<uint32_t>(all)};
+}
+
 }  // namespace
 
 GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
@@ -218,15 +238,19 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
     plan.inverse = pieces.take(kMaxWindowRows * sizeof(float));
     plan.gate_table = pieces.take(quant::table_bytes(p.gate.type));
     plan.up_table = p.up.type == p.gate.type ? plan.gate_table : pieces.take(quant::table_bytes(p.up.type));
-    plan.results = pieces.take(kWindowWarps * kMaxWindowRows * 2 * kStageRows * sizeof(float));
+    plan.results = pieces.take(kWindowWarps * kResults * sizeof(float));
     plan.rings = pieces.take(0);
     const size_t rows_bytes = p.gate.row_bytes + p.up.row_bytes;
+    // Of a warp, if each of a single row's experts is on the card.
+    const int warps_per_expert = std::max(1, plan.num_blocks * kWindowWarps / p.choice.top_k);
+    const int share_rows = p.num_rows == 1 ? (p.gate.rows + warps_per_expert - 1) / warps_per_expert : kMaxStageRows + 1;
     const size_t value_bytes = columns * sizeof(float);
     plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, p.num_rows));
     const size_t scratch_bytes = plan.wants_values() ? 0 : plan.norm_rows * value_bytes;
-    for (const size_t limit :
-         {card.modest_shared_bytes(kSharedPercent), card.block_shared_bytes}) {
+    for (const size_t limit : {card.modest_shared_bytes(kSharedPercent), card.block_shared_bytes}) {
         if (limit < plan.rings + scratch_bytes) continue;
+        plan.ring_plan = plan_single_stage(limit - plan.rings, share_rows, rows_bytes);
+        if (plan.ring_plan.num_warps > 0) break;
         plan.ring_plan = plan_rings(limit - plan.rings, kStageRows, rows_bytes, 2);
         if (plan.ring_plan.num_stages >= 2) break;
     }

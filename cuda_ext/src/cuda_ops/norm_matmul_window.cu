@@ -10,7 +10,8 @@ namespace tandem::cuda {
 
 namespace {
 
-__device__ __forceinline__ void norm_window(const NormMatmulWindowProblem& p, const ProductsPlan& plan, int thread) {
+__device__ __forceinline__ void norm_window(const NormMatmulWindowProblem& p, const ProductsPlan& plan, const GammaAhead& gamma,
+                                            int thread) {
     unsigned char* shared = device::dynamic_shared();
     const int width = p.products.product[0].weights.columns, groups = (width + quant::kSuper - 1) / quant::kSuper;
     NormRows rows{};
@@ -24,7 +25,7 @@ __device__ __forceinline__ void norm_window(const NormMatmulWindowProblem& p, co
         rows.num_rows = min(plan.norm_rows, p.num_rows - first);
         if (plan.wants_groups) rows.groups = reinterpret_cast<quant::ActGroup*>(shared + plan.groups) + first * groups;
         if (plan.wants_values) rows.scratch = rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
-        norm_rows(rows, thread, kWindowThreads);
+        norm_rows(rows, gamma, thread, kWindowThreads);
     }
 }
 
@@ -39,9 +40,10 @@ __global__ void __launch_bounds__(kWindowThreads, 2)
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
     load_tables(p.products, plan, thread, kWindowThreads);
+    const GammaAhead gamma = fetch_gamma(p.gamma, p.products.product[0].weights.columns, thread, kWindowThreads);
     device::wait_prerequisites();
     device::launch_dependents();
-    norm_window(p, plan, thread);
+    norm_window(p, plan, gamma, thread);
     if (fetches) ring.run(items, lane);
 }
 

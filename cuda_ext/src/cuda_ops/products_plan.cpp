@@ -12,7 +12,8 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr int64_t kMaxStageRows = 4;  // dot_rows is at its best with four rows at a time
+constexpr int64_t kMaxStageRows = 4;   // dot_rows is at its best with four rows at a time
+constexpr int64_t kMaxSingleRows = 8;  // of a single stage, for one input row
 constexpr int kMaxStages = 4;
 constexpr size_t kBarrierBytes = 16;      // of a stage: device::StagedCopy
 constexpr size_t kMarginBytes = 32;       // of a stage: copies begin and end at multiples of 16, dot products read 3 bytes beyond
@@ -62,7 +63,7 @@ Shape shape_of(const Products& products) {
 
 // The best rings that fit into `available` bytes: stages of up to kMaxStageRows rows, two of them at least where a warp needs more
 // than one, and no more than it needs; else smaller stages, else fewer warps. num_warps is 0 where nothing fits.
-RingPlan plan_product_rings(size_t available, int64_t num_weight_rows, size_t row_bytes, int num_blocks) {
+RingPlan plan_product_rings(size_t available, int64_t num_weight_rows, size_t row_bytes, int num_blocks, int64_t max_single_rows) {
     const auto rings = [&](int warps, int64_t rows) {
         const int64_t share = divide_up(num_weight_rows, int64_t{num_blocks} * warps), items = divide_up(share, rows);
         const size_t stage = (rows * row_bytes + 15) / 16 * 16 + kMarginBytes, whole = stage + kBarrierBytes;
@@ -73,6 +74,8 @@ RingPlan plan_product_rings(size_t available, int64_t num_weight_rows, size_t ro
                         static_cast<uint32_t>(warps * stages * whole)};
     };
     const int64_t wanted = divide_up(num_weight_rows, int64_t{num_blocks} * kWindowWarps);
+    if (wanted <= max_single_rows)  // all that a warp has in one stage
+        if (const RingPlan plan = rings(kWindowWarps, wanted); plan.num_warps > 0) return plan;
     for (int64_t rows = std::min(kMaxStageRows, wanted); rows >= 1; rows--)
         if (const RingPlan plan = rings(kWindowWarps, rows); plan.num_warps > 0) return plan;
     for (int warps = kWindowWarps / 2; warps >= 1; warps /= 2)
@@ -99,10 +102,12 @@ ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_r
         for (int j = 0; j < i; j++)
             if (products.product[j].weights.type == products.product[i].weights.type) plan.tables[i] = plan.tables[j];
     }
-    plan.results = pieces.take(kWindowWarps * num_rows * kMaxStageRows * sizeof(float));
+    plan.results =
+        pieces.take(kWindowWarps * num_rows * std::max(kMaxStageRows, num_rows == 1 ? kMaxSingleRows : 0) * sizeof(float));
     plan.rings = pieces.take(0);
     if (plan.rings >= limit) return plan;
-    plan.ring_plan = plan_product_rings(limit - plan.rings, shape.num_weight_rows, shape.row_bytes, num_blocks);
+    plan.ring_plan = plan_product_rings(limit - plan.rings, shape.num_weight_rows, shape.row_bytes, num_blocks,
+                                        num_rows == 1 ? kMaxSingleRows : 0);
     plan.shared_bytes = plan.rings + plan.ring_plan.nbytes;
     return plan;
 }

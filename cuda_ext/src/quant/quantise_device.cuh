@@ -7,33 +7,28 @@
 
 namespace tandem::quant {
 
-constexpr int kWarpValues = 128;  // quantised by one call of quantise_values
-
-// Values 4 * lane .. of 128 values that begin at value `first` (a multiple of 128) of a row; `row` [groups of the row] lies in
-// shared or global memory. All 32 lanes call together; values beyond the row's end are zero, so that a last group is padded with
-// zero blocks where all of it is written. Lanes write what belongs to them: a barrier must stand before others read it.
-__device__ __forceinline__ void quantise_values(const float (&x)[4], float row_scale, ActGroup* row, int first, int lane) {
+// Values 8 * lane .. 8 * lane + 7 of a super-block, which lies in shared or global memory. All 32 lanes call together; values
+// beyond a row's end are zero, so that the last group of a row is padded with zero blocks. Lanes write what belongs to them: a
+// barrier must stand before others read it.
+__device__ __forceinline__ void quantise_super(const float (&x)[8], float row_scale, ActGroup& group, int lane) {
     uint32_t amax = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) amax = max(amax, float_bits(x[i]) & 0x7fffffff);
+    for (int i = 0; i < 8; i++) amax = max(amax, float_bits(x[i]) & 0x7fffffff);
 #pragma unroll
-    for (int step = 1; step < 8; step *= 2) amax = max(amax, __shfl_xor_sync(~0u, amax, step));
+    for (int step = 1; step < 4; step *= 2) amax = max(amax, __shfl_xor_sync(~0u, amax, step));
     const BlockScales scales = block_scales(amax, row_scale);
-    uint32_t packed = 0;
+    uint32_t packed[2] = {};
     int sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         const int q = scales.inverse == 0.0f ? 0 : round_int(mul(x[i], scales.inverse));
-        packed |= static_cast<uint32_t>(q & 255) << 8 * i;
+        packed[i / 4] |= static_cast<uint32_t>(q & 255) << 8 * (i % 4);
         sum += q;
     }
     sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    const int value = first + 4 * lane, place = value % kSuper;
-    ActGroup& group = row[value / kSuper];
-    *reinterpret_cast<uint32_t*>(group.q + place) = packed;
-    if (lane % 8 == 0) group.d[place / kBlock] = scales.d;
-    if (lane % 4 == 0) group.sum16[place / 16] = static_cast<int16_t>(sum);
+    *reinterpret_cast<uint2*>(group.q + 8 * lane) = {packed[0], packed[1]};
+    if (lane % 4 == 0) group.d[lane / 4] = scales.d;
+    if (lane % 2 == 0) group.sum16[lane / 2] = static_cast<int16_t>(sum);
 }
 
 }  // namespace tandem::quant
