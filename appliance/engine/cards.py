@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,16 +73,14 @@ def open_card(name: str, pool: native.Pool, isa: str) -> Card:
     """`host:N` or `cuda:N`. Raises SettingsError for a GPU that this build or this machine does not have."""
     kind, _, number = name.partition(":")
     if kind == "host":
-        host: Card = native.HostCard(pool, isa)
-        return host
+        return cast(Card, native.HostCard(pool, isa))  # each kind takes tables, programs and recorders of its own only
     gpu = getattr(native, "CudaCard", None)
     if gpu is None:
         raise SettingsError(f"card {name}: this build has no CUDA; build it with CUDA=1 or use host:0", param="cards")
     try:
-        card: Card = gpu(int(number), pool, isa)
+        return cast(Card, gpu(int(number), pool, isa))
     except ValueError as error:
         raise SettingsError(f"card {name}: {error}", param="cards") from None
-    return card
 
 
 def rows_of(program: Program, memory: native.View, num_rows: int, vocab: int) -> list[LogitsRow]:

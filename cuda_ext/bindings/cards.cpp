@@ -7,7 +7,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -109,10 +108,11 @@ void bind_cards(nb::module_& module) {
             nb::arg("use"), nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>(), "Zeroed memory, counted under `use`.")
         .def(
             "allocate_slots",
-            [](HostCard& card, size_t nbytes) { return View::of(card.allocate("expert slots", nbytes), 0, nbytes); }, nb::arg("nbytes"),
-            nb::call_guard<nb::gil_scoped_release>(), "Memory for slots, which can be given back in parts.")
+            [](HostCard& card, size_t nbytes) { return View::of(card.allocate("expert slots", nbytes), 0, nbytes); },
+            nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>(), "Memory for slots, which can be given back in parts.")
         .def("bytes_by_use", &HostCard::bytes_by_use)
-        .def("pin", [](HostCard&, const View& arena) { return arena.nbytes; }, nb::arg("arena"), "Nothing to do for a host card.")
+        .def(
+            "pin", [](HostCard&, const View& arena) { return arena.nbytes; }, nb::arg("arena"), "Nothing to do for a host card.")
         .def("unpin", [](HostCard&) {})
         .def("write", &write_bytes, nb::arg("to"), nb::arg("data"), "Bytes to the card.")
         .def("new_table", &new_table, nb::arg("num_layers"), nb::arg("num_experts"), nb::arg("memory"))

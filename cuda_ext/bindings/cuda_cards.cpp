@@ -82,25 +82,28 @@ void bind_card(nb::module_& module) {
         .def_prop_ro("name", &CudaCard::name)
         .def_prop_ro("free_bytes", &CudaCard::free_bytes)
         .def(
-            "allocate", [](CudaCard& card, const std::string& use, size_t nbytes) { return view_of(card.allocate(use, nbytes), nbytes); },
+            "allocate",
+            [](CudaCard& card, const std::string& use, size_t nbytes) { return view_of(card.allocate(use, nbytes), nbytes); },
             "use"_a, "nbytes"_a, Released(), "Zeroed memory on the card, counted under `use`.")
         .def(
             "allocate_slots",
-            [](CudaCard& card, size_t nbytes) { return view_of(card.allocate_segments("expert slots", nbytes), nbytes); }, "nbytes"_a,
-            Released(), "Memory for slots, which can be given back in parts.")
+            [](CudaCard& card, size_t nbytes) { return view_of(card.allocate_segments("expert slots", nbytes), nbytes); },
+            "nbytes"_a, Released(), "Memory for slots, which can be given back in parts.")
         .def("bytes_by_use", &CudaCard::bytes_by_use)
-        .def("pin", &CudaCard::pin, "arena"_a, Released(), "Pins the arena as far as the system allows; returns how many bytes are.")
+        .def("pin", &CudaCard::pin, "arena"_a, Released(),
+             "Pins the arena as far as the system allows; returns how many bytes are.")
         .def("unpin", &CudaCard::unpin, Released(), "Before the arena's memory goes.")
         .def("write", &write_bytes, "to"_a, "data"_a, "Bytes to the card; blocks.")
-        .def_prop_rw("window_blocks", [](const CudaCard& card) { return card.shape().window_blocks; }, &CudaCard::set_window_blocks)
+        .def_prop_rw(
+            "window_blocks", [](const CudaCard& card) { return card.shape().window_blocks; }, &CudaCard::set_window_blocks)
         .def_prop_rw("streamed_ratio", &CudaCard::streamed_ratio, &CudaCard::set_streamed_ratio)
         .def("new_table", &new_table, "num_layers"_a, "num_experts"_a, "memory"_a)
         .def(
             "new_program",
-            [](const std::shared_ptr<CudaCard>& card, int max_rows, int max_logits, int64_t context, int vocab, View tokens, int top_k,
-               int64_t hidden) {
-                return std::make_shared<CudaProgram>(card, Program::Limits{max_rows, max_logits, context, vocab}, std::move(tokens), top_k,
-                                                     hidden);
+            [](const std::shared_ptr<CudaCard>& card, int max_rows, int max_logits, int64_t context, int vocab, View tokens,
+               int top_k, int64_t hidden) {
+                return std::make_shared<CudaProgram>(card, Program::Limits{max_rows, max_logits, context, vocab}, std::move(tokens),
+                                                     top_k, hidden);
             },
             "max_rows"_a, "max_logits"_a, "context"_a, "vocab"_a, "tokens"_a, "top_k"_a, "hidden"_a)
         .def(
@@ -125,14 +128,19 @@ void bind_table(nb::module_& module) {
         .def_prop_ro("uses", &CudaExpertTable::uses, "What the last run used, [layers, experts] uint32 and more behind it.")
         .def(
             "set_layer",
-            [](CudaExpertTable& table, int layer, View blobs, size_t blob_bytes) { table.mirror().set_layer(layer, std::move(blobs), blob_bytes); },
+            [](CudaExpertTable& table, int layer, View blobs, size_t blob_bytes) {
+                table.mirror().set_layer(layer, std::move(blobs), blob_bytes);
+            },
             "layer"_a, "blobs"_a, "blob_bytes"_a)
         .def("add_slot", &CudaExpertTable::add_slot, "slot"_a)
-        .def("slot", [](const CudaExpertTable& table, int slot) { return table.mirror().slot(slot); }, "slot"_a)
-        .def("blob", [](const CudaExpertTable& table, int layer, int expert) { return table.mirror().blob(layer, expert); }, "layer"_a,
-             "expert"_a)
-        .def("entry", [](const CudaExpertTable& table, int layer, int expert) { return table.mirror().entry(layer, expert); }, "layer"_a,
-             "expert"_a)
+        .def(
+            "slot", [](const CudaExpertTable& table, int slot) { return table.mirror().slot(slot); }, "slot"_a)
+        .def(
+            "blob", [](const CudaExpertTable& table, int layer, int expert) { return table.mirror().blob(layer, expert); },
+            "layer"_a, "expert"_a)
+        .def(
+            "entry", [](const CudaExpertTable& table, int layer, int expert) { return table.mirror().entry(layer, expert); },
+            "layer"_a, "expert"_a)
         .def_prop_ro("rows_by_tier", &rows_by_tier, "Routed rows so far, by the tier that computed them.");
 }
 
@@ -143,8 +151,10 @@ void bind_cuda_program(nb::module_& module) {
         .def("profile", &CudaProgram::profile, "token"_a, "position"_a, "repeats"_a, Released(),
              "Milliseconds by kind of step of one window of one row, each alone.")
         .def("likeliest", &likeliest, "row"_a, "(token, peak, lowest) of a row of the last run's logits.")
-        .def("read_logits", &CudaProgram::read_logits, "row"_a, Released(), "A row of the last run's logits, valid until the next call.")
-        .def("interrupt", &CudaProgram::interrupt, "Ends the run in progress, or else the next one, with Interrupted. Thread-safe.");
+        .def("read_logits", &CudaProgram::read_logits, "row"_a, Released(),
+             "A row of the last run's logits, valid until the next call.")
+        .def("interrupt", &CudaProgram::interrupt,
+             "Ends the run in progress, or else the next one, with Interrupted. Thread-safe.");
     nb::class_<CudaRecorder>(module, "CudaRecorder", "Records a model's page into steps of a GPU.")
         .def("angles", &CudaRecorder::angles, "frequencies"_a, "magnitude"_a, "out"_a)
         .def("embed", &CudaRecorder::embed, "table"_a, "out"_a)

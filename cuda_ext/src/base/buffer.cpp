@@ -62,9 +62,9 @@ void Buffer::touch(size_t, size_t) {
 }
 
 void Buffer::check_part(size_t offset, size_t nbytes) const {
-    require(offset <= nbytes_ && nbytes <= nbytes_ - offset,
-            "a part of " + std::to_string(nbytes) + " bytes at " + std::to_string(offset) + " does not fit a buffer of " +
-                std::to_string(nbytes_));
+    require(offset <= nbytes_ && nbytes <= nbytes_ - offset, "a part of " + std::to_string(nbytes) + " bytes at " +
+                                                                 std::to_string(offset) + " does not fit a buffer of " +
+                                                                 std::to_string(nbytes_));
 }
 
 View View::of(std::shared_ptr<Buffer> buffer, size_t offset, size_t nbytes) {

@@ -10,7 +10,8 @@ namespace tandem {
 namespace {
 
 View host_table(int num_layers, int num_experts) {
-    const size_t nbytes = std::max<size_t>(1, static_cast<size_t>(std::max(num_layers, 0)) * std::max(num_experts, 0)) * sizeof(int32_t);
+    const size_t nbytes =
+        std::max<size_t>(1, static_cast<size_t>(std::max(num_layers, 0)) * std::max(num_experts, 0)) * sizeof(int32_t);
     return View::of(Buffer::allocate(nbytes), 0, nbytes);
 }
 
@@ -51,7 +52,8 @@ int CudaExpertTable::add_slot(View slot) {
     slot_bases_.try_emplace(nbytes, place - number * static_cast<int64_t>(nbytes));
     const auto next = next_slots_.find(nbytes);
     require(next == next_slots_.end() || next->second == place, "slots of one size must follow each other on a CUDA card");
-    require(slot_base(nbytes) + number * static_cast<int64_t>(nbytes) == place, "slots of one size must be added one after the other");
+    require(slot_base(nbytes) + number * static_cast<int64_t>(nbytes) == place,
+            "slots of one size must be added one after the other");
     next_slots_[nbytes] = place + nbytes;
     return number;
 }

@@ -11,7 +11,8 @@ void look_up(Function& function, const char* name) {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result{};
     CUDA_CHECK(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result));
-    if (result != cudaDriverEntryPointSuccess || found == nullptr) throw CudaError(cudaErrorNotSupported, std::string("the driver has no ") + name);
+    if (result != cudaDriverEntryPointSuccess || found == nullptr)
+        throw CudaError(cudaErrorNotSupported, std::string("the driver has no ") + name);
     function = reinterpret_cast<Function>(found);
 }
 

@@ -107,8 +107,8 @@ cuda::ExpertPlaces ExpertsStep::places() const {
     const View first = table_->mirror().blob(layer_, 0);
     const size_t layer_bytes = first.nbytes * choice_.num_experts;
     const bool in_place = program_.card().is_pinned(View::of(first.buffer, first.offset, layer_bytes));
-    return {table_->slots_on_card(layer_), table_->slot_base(first.nbytes), in_place ? first.as<const uint8_t>() : nullptr, first.nbytes,
-            program_.card().streamed_ratio()};
+    return {table_->slots_on_card(layer_), table_->slot_base(first.nbytes), in_place ? first.as<const uint8_t>() : nullptr,
+            first.nbytes, program_.card().streamed_ratio()};
 }
 
 void ExpertsStep::window(const WindowRun& run) const {
@@ -164,15 +164,16 @@ void ExpertsStep::prompt(const PromptRun& run) const {
     route.renormalise = choice_.renormalise;
     route.scale = choice_.scale;
     route.routed = memory_.routed;
-    route.residency = {places.slots, places.slot_base, places.blob_bytes, table_->uses_on_card(layer_), table_->tier_rows_on_card()};
+    route.residency = {places.slots, places.slot_base, places.blob_bytes, table_->uses_on_card(layer_),
+                       table_->tier_rows_on_card()};
     route.resident = memory_.list;
     cuda::route_prompt(route, run.num_rows, run.stream);
     const cuda::ExpertsPromptProblem problem = prompt_problem();
     const int num_pairs = run.num_rows * choice_.top_k;
     const bool all_resident = table_->num_resident(layer_) == choice_.num_experts;
     if (!all_resident)
-        CUDA_CHECK(cudaMemcpyAsync(ring_->counts(), memory_.routed.counts, choice_.num_experts * sizeof(int32_t), cudaMemcpyDeviceToHost,
-                                   run.stream));
+        CUDA_CHECK(cudaMemcpyAsync(ring_->counts(), memory_.routed.counts, choice_.num_experts * sizeof(int32_t),
+                                   cudaMemcpyDeviceToHost, run.stream));
     if (!all_resident) ring_->await_router();
     compute(problem, num_pairs, choice_.num_experts, run.stream);
     if (!all_resident) stream_missing(problem, run);
@@ -190,7 +191,8 @@ void ExpertsStep::stream_missing(const cuda::ExpertsPromptProblem& problem, cons
     int32_t first = 0;
     for (int expert = 0; expert < choice_.num_experts; expert++) {
         const int32_t count = ring_->counts()[expert];
-        if (count > 0 && table_->mirror().entry(layer_, expert) == ExpertTable::kAbsent) missing.push_back({nullptr, expert, first, count});
+        if (count > 0 && table_->mirror().entry(layer_, expert) == ExpertTable::kAbsent)
+            missing.push_back({nullptr, expert, first, count});
         first += count;
     }
     for (size_t begin = 0; begin < missing.size();) begin = stream_batch(problem, missing, begin, run.stream);
@@ -214,9 +216,10 @@ size_t ExpertsStep::stream_batch(const cuda::ExpertsPromptProblem& problem, cons
     ring_->landed(buffer);
     const int num_experts = static_cast<int>(end - begin);
     ring_->staged_counts()[begin] = num_experts;
-    CUDA_CHECK(cudaMemcpyAsync(memory_.list.experts, ring_->staged() + begin, num_experts * sizeof(ExpertRows), cudaMemcpyHostToDevice,
-                               stream));
-    CUDA_CHECK(cudaMemcpyAsync(memory_.list.num_experts, ring_->staged_counts() + begin, sizeof(int32_t), cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaMemcpyAsync(memory_.list.experts, ring_->staged() + begin, num_experts * sizeof(ExpertRows),
+                               cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(
+        cudaMemcpyAsync(memory_.list.num_experts, ring_->staged_counts() + begin, sizeof(int32_t), cudaMemcpyHostToDevice, stream));
     cuda::list_tiles_prompt(memory_.list, stream);
     compute(problem, num_pairs, num_experts, stream);
     ring_->release(buffer);

@@ -30,7 +30,10 @@ class MappedBuffer final : public Buffer {
 class SegmentedBuffer final : public Buffer {
   public:
     SegmentedBuffer(int device, CUdeviceptr base, size_t nbytes, size_t segment_bytes)
-        : Buffer(reinterpret_cast<void*>(base), nbytes), device_(device), segment_bytes_(segment_bytes), handles_(nbytes / segment_bytes, 0) {}
+        : Buffer(reinterpret_cast<void*>(base), nbytes),
+          device_(device),
+          segment_bytes_(segment_bytes),
+          handles_(nbytes / segment_bytes, 0) {}
     ~SegmentedBuffer() override {
         for (size_t segment = 0; segment < handles_.size(); segment++) unmap(segment);
         driver().mem_address_free(address(0), nbytes());

@@ -45,8 +45,8 @@ CudaProgram::CudaProgram(std::shared_ptr<CudaCard> card, const Program::Limits& 
       watchdog_([this] {
           if (host_tier_) host_tier_->abort();
       }) {
-    require(limits.max_logits <= cuda::kMaxWindowRows, "a run on a CUDA card gives at most " + std::to_string(cuda::kMaxWindowRows) +
-                                                           " rows of logits");
+    require(limits.max_logits <= cuda::kMaxWindowRows,
+            "a run on a CUDA card gives at most " + std::to_string(cuda::kMaxWindowRows) + " rows of logits");
     require(tokens_.nbytes >= limits.max_rows * sizeof(int32_t), "the memory for a run's tokens is too small");
     post_ = cuda::MissPost::in(post_memory_.data(), post_shape_);
 }
@@ -205,8 +205,8 @@ std::span<const cuda::Likeliest> CudaProgram::likeliest() const {
 View CudaProgram::read_logits(int row) {
     require(row >= 0 && row < num_logits_, "the last run has no row " + std::to_string(row) + " of logits");
     const cudaStream_t stream = card_->compute_stream();
-    CUDA_CHECK(cudaMemcpyAsync(read_.data(), logits_ + static_cast<int64_t>(row) * limits_.vocab, read_.nbytes, cudaMemcpyDeviceToHost,
-                               stream));
+    CUDA_CHECK(cudaMemcpyAsync(read_.data(), logits_ + static_cast<int64_t>(row) * limits_.vocab, read_.nbytes,
+                               cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     return read_;
 }

@@ -110,7 +110,7 @@ class CudaProgram {
     View misses_;
     View post_memory_;
     cuda::MissPost post_{};
-    View end_;       // WindowEnd, mapped
+    View end_;        // WindowEnd, mapped
     View likeliest_;  // [max_logits], mapped
     View read_;       // [vocab], mapped
     View counter_;    // of finish_window's blocks

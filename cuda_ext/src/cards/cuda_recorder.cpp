@@ -41,14 +41,15 @@ class Carver {
 
 }  // namespace
 
-CudaRecorder::CudaRecorder(std::shared_ptr<CudaProgram> program, View ring) : program_(std::move(program)), ring_memory_(std::move(ring)) {
+CudaRecorder::CudaRecorder(std::shared_ptr<CudaProgram> program, View ring)
+    : program_(std::move(program)), ring_memory_(std::move(ring)) {
     require(program_ != nullptr, "a recorder needs a program");
 }
 
 template <class T>
 T* CudaRecorder::part(const View& view, int64_t num, const char* what) {
-    require(!view.empty() && view.nbytes >= num * sizeof(T),
-            std::string(what) + ": " + std::to_string(num * sizeof(T)) + " bytes are needed, but there are " + std::to_string(view.nbytes));
+    require(!view.empty() && view.nbytes >= num * sizeof(T), std::string(what) + ": " + std::to_string(num * sizeof(T)) +
+                                                                 " bytes are needed, but there are " + std::to_string(view.nbytes));
     program_->keep(view);
     return view.as<T>();
 }
@@ -92,7 +93,8 @@ void CudaRecorder::angles(const std::vector<double>& frequencies, double magnitu
 void CudaRecorder::embed(const Matrix& table, const View& out) {
     require(table.weights.rows >= program_->limits().vocab, "the embedding has fewer rows than the vocabulary has tokens");
     program_->keep(table.memory);
-    program_->add(std::make_unique<EmbedStep>(*program_, table, part<float>(out, most(Rows::all) * table.weights.columns, "embed")));
+    program_->add(
+        std::make_unique<EmbedStep>(*program_, table, part<float>(out, most(Rows::all) * table.weights.columns, "embed")));
 }
 
 void CudaRecorder::norm(const View& x, const View& gamma, float eps, Rows rows, const RowsMemory& out) {
@@ -109,14 +111,16 @@ void CudaRecorder::norm(const View& x, const View& gamma, float eps, Rows rows, 
 }
 
 cuda::Products CudaRecorder::products_of(const std::vector<Recorder::Product>& products, Rows rows) {
-    require(!products.empty() && products.size() <= cuda::kMaxProducts,
-            std::to_string(products.size()) + " matrices over the same rows; 1 to " + std::to_string(cuda::kMaxProducts) + " are possible");
+    require(!products.empty() && products.size() <= cuda::kMaxProducts, std::to_string(products.size()) +
+                                                                            " matrices over the same rows; 1 to " +
+                                                                            std::to_string(cuda::kMaxProducts) + " are possible");
     cuda::Products made{};
     for (const Recorder::Product& product : products) {
         const int64_t num = most(rows) * product.matrix.weights.rows;
         program_->keep(product.matrix.memory);
-        made.product[made.num_products++] = {cuda_matrix(product.matrix), part<float>(product.out, num, "matmul: output"),
-                                             product.residual.empty() ? nullptr : part<float>(product.residual, num, "matmul: residual")};
+        made.product[made.num_products++] = {
+            cuda_matrix(product.matrix), part<float>(product.out, num, "matmul: output"),
+            product.residual.empty() ? nullptr : part<float>(product.residual, num, "matmul: residual")};
     }
     return made;
 }
@@ -134,8 +138,9 @@ void CudaRecorder::matmul(const std::vector<Recorder::Product>& products, const 
     }
     require(rows == Rows::all, "matmul: rows with logits must come from a norm");
     const int64_t num = most(rows);
-    program_->add(std::make_unique<ProductsStep>(*program_, part<quant::ActGroup>(x.groups, cuda::kMaxWindowRows * groups_of(x.width), "matmul"),
-                                                 part<float>(x.values, num * x.width, "matmul"), half_rows(x, num, "matmul"), made));
+    program_->add(std::make_unique<ProductsStep>(
+        *program_, part<quant::ActGroup>(x.groups, cuda::kMaxWindowRows * groups_of(x.width), "matmul"),
+        part<float>(x.values, num * x.width, "matmul"), half_rows(x, num, "matmul"), made));
 }
 
 // ---- attention ----
@@ -144,7 +149,8 @@ void CudaRecorder::rotary(const Recorder::Heads& heads, const KvMemory& kv) {
     rotary_ = PendingRotary{heads, kv};
 }
 
-void CudaRecorder::attention(const View& query, int query_heads, const KvMemory& kv, float scale, const View& spans, const View& out) {
+void CudaRecorder::attention(const View& query, int query_heads, const KvMemory& kv, float scale, const View& spans,
+                             const View& out) {
     require(rotary_ && rotary_->kv.layer.keys == kv.layer.keys && rotary_->heads.query.data() == query.data(),
             "attention must follow the rotation of its heads");
     const Recorder::Heads& heads = rotary_->heads;
@@ -167,8 +173,9 @@ void CudaRecorder::attention(const View& query, int query_heads, const KvMemory&
     problem.kv = kv.layer;
     problem.scale = scale;
     problem.num_spans = (context + kSpan - 1) / kSpan;
-    problem.spans = part<float>(spans, cuda::attention_window_floats(cuda::kMaxWindowRows, query_heads, problem.num_spans, kv.layer.head_dim),
-                                "attention: spans");
+    problem.spans =
+        part<float>(spans, cuda::attention_window_floats(cuda::kMaxWindowRows, query_heads, problem.num_spans, kv.layer.head_dim),
+                    "attention: spans");
     problem.counters = reinterpret_cast<uint32_t*>(attention_counters_->data());
     problem.out = part<float>(out, rows * width, "attention: output");
     attention_ = PendingAttention{problem, out.data()};
@@ -187,9 +194,11 @@ void CudaRecorder::quantise(const RowsMemory& rows) {
 
 // ---- experts ----
 
-void CudaRecorder::route(const View& logits, const Recorder::Gate& gate, std::shared_ptr<CudaExpertTable> table, int layer, const View&) {
+void CudaRecorder::route(const View& logits, const Recorder::Gate& gate, std::shared_ptr<CudaExpertTable> table, int layer,
+                         const View&) {
     require(table != nullptr, "route: a residency table is needed");
-    require(last_products_ != nullptr && last_products_->out() == logits.as<const float>(), "route must follow the product of its router");
+    require(last_products_ != nullptr && last_products_->out() == logits.as<const float>(),
+            "route must follow the product of its router");
     last_products_->become_router();
     const int num_experts = table->mirror().num_experts();
     require(gate.top_k >= 1 && gate.top_k <= num_experts,
@@ -219,7 +228,8 @@ void CudaRecorder::routed_memory(const View& routed, int top_k, int num_experts,
 }
 
 void CudaRecorder::experts(const Recorder::Expert& expert, const std::shared_ptr<CudaExpertTable>& table, int layer, int top_k,
-                           const View& routed, const RowsMemory& x, const RowsMemory& hidden, const View& expert_rows, const View& out) {
+                           const View& routed, const RowsMemory& x, const RowsMemory& hidden, const View& expert_rows,
+                           const View& out) {
     require(route_ && route_->layer == layer && route_->choice.top_k == top_k, "experts must follow the route of their layer");
     require(norm_ && norm_->out == x.values.data(), "experts must have the rows of the router's norm");
     const View first = table->mirror().blob(layer, 0);

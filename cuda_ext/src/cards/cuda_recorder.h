@@ -1,8 +1,8 @@
 // Records a model's page into a CUDA program: the same calls as Recorder, gathered into the steps of cuda_steps.h.
 //
 // The card computes several operations in one kernel, so a call may only be remembered until the one that completes it comes:
-// norm until its product, rotary and attention until quantise, route until experts. Every method throws std::invalid_argument for memory
-// that is too small, for types that do not fit, and for a sequence of calls that no step covers.
+// norm until its product, rotary and attention until quantise, route until experts. Every method throws std::invalid_argument for
+// memory that is too small, for types that do not fit, and for a sequence of calls that no step covers.
 #pragma once
 #include <memory>
 #include <optional>
@@ -29,9 +29,10 @@ class CudaRecorder {
     void matmul(const std::vector<Recorder::Product>& products, const RowsMemory& x, Rows rows);
     void rotary(const Recorder::Heads& heads, const KvMemory& kv);
     void attention(const View& query, int query_heads, const KvMemory& kv, float scale, const View& spans, const View& out);
-    void route(const View& logits, const Recorder::Gate& gate, std::shared_ptr<CudaExpertTable> table, int layer, const View& routed);
-    void experts(const Recorder::Expert& expert, const std::shared_ptr<CudaExpertTable>& table, int layer, int top_k, const View& routed,
-                 const RowsMemory& x, const RowsMemory& hidden, const View& expert_rows, const View& out);
+    void route(const View& logits, const Recorder::Gate& gate, std::shared_ptr<CudaExpertTable> table, int layer,
+               const View& routed);
+    void experts(const Recorder::Expert& expert, const std::shared_ptr<CudaExpertTable>& table, int layer, int top_k,
+                 const View& routed, const RowsMemory& x, const RowsMemory& hidden, const View& expert_rows, const View& out);
 
   private:
     struct PendingNorm {

@@ -29,7 +29,8 @@ cuda::MatmulPromptProblem prompt_products(const cuda::HalfRows& x, const cuda::P
 
 cuda::DeviceMatrix cuda_matrix(const Matrix& matrix) {
     const Weights& weights = matrix.weights;
-    return {weights.data, weights.type, static_cast<int32_t>(weights.rows), static_cast<int32_t>(weights.columns), weights.row_bytes};
+    return {weights.data, weights.type, static_cast<int32_t>(weights.rows), static_cast<int32_t>(weights.columns),
+            weights.row_bytes};
 }
 
 // ---- embedding ----
@@ -57,14 +58,15 @@ void NormProductsStep::prompt(const PromptRun& run) const {
     cuda::norm_prompt({norm_.x, norm_.gamma, norm_.eps, norm_.half, is_router_ ? norm_.values : nullptr}, run.num_rows, run.stream);
     if (!is_router_) return cuda::matmul_prompt(prompt_products(norm_.half, products_), run.num_rows, run.stream);
     const cuda::Product& router = products_.product[0];
-    cuda::router_prompt({norm_.values, reinterpret_cast<const float*>(router.weights.data), router.weights.columns, router.weights.rows,
-                         router.out},
+    cuda::router_prompt({norm_.values, reinterpret_cast<const float*>(router.weights.data), router.weights.columns,
+                         router.weights.rows, router.out},
                         run.num_rows, run.stream);
 }
 
 void NormProductsStep::canonical(int first, int num_rows, cudaStream_t stream) const {
     const int64_t offset = int64_t{first} * norm_.half.width;
-    cuda::norm_matmul_window({num_rows, norm_.x + offset, norm_.gamma, norm_.eps, products_}, program_.card().shape(), true, stream);
+    cuda::norm_matmul_window({num_rows, norm_.x + offset, norm_.gamma, norm_.eps, products_}, program_.card().shape(), true,
+                             stream);
 }
 
 // ---- attention ----

@@ -35,9 +35,7 @@ void HostCard::run(const std::shared_ptr<Program>& program, std::span<const int3
 }
 
 Ticket HostCard::update(std::shared_ptr<ExpertTable> table, std::vector<TableEntry> entries) {
-    return commands_.push([table = std::move(table), entries = std::move(entries)] {
-        table->change(entries);
-    });
+    return commands_.push([table = std::move(table), entries = std::move(entries)] { table->change(entries); });
 }
 
 Ticket HostCard::copy(const View& to, const View& from, Ticket after) {

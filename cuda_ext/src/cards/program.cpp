@@ -15,8 +15,7 @@ Program::Program(const Limits& limits, View tokens) : limits_(limits), tokens_(s
 
 void Program::Limits::check(std::span<const int32_t> tokens, int64_t position, int num_logits) const {
     const int64_t rows = static_cast<int64_t>(tokens.size());
-    require(rows >= 1 && rows <= max_rows,
-            std::to_string(rows) + " rows were given; a run has 1 to " + std::to_string(max_rows));
+    require(rows >= 1 && rows <= max_rows, std::to_string(rows) + " rows were given; a run has 1 to " + std::to_string(max_rows));
     require(position >= 0 && position + rows <= context, std::to_string(rows) + " rows at position " + std::to_string(position) +
                                                              " do not fit the context of " + std::to_string(context));
     require(num_logits >= 0 && num_logits <= std::min<int64_t>(rows, max_logits),

@@ -32,9 +32,9 @@ struct WindowEnd {
 
 struct FinishProblem {
     MissState* misses;
-    MissPost post;   // as the card sees it
-    WindowEnd* end;  // mapped
-    uint32_t* uses;  // [num_uses] counters on the card, cleared here
+    MissPost post;     // as the card sees it
+    WindowEnd* end;    // mapped
+    uint32_t* uses;    // [num_uses] counters on the card, cleared here
     uint32_t* landed;  // [num_uses] where they go in mapped memory
     int32_t num_uses;
     uint32_t* counter;  // one word on the card, 0 between launches
