@@ -187,6 +187,11 @@ class ModelRunner:
         return self._graph.card.bytes_by_use()
 
     @property
+    def slots_bytes(self) -> int:
+        """Of all planned slots."""
+        return self._plan.slots_bytes
+
+    @property
     def cache(self) -> ExpertCache:
         return self._cache
 

@@ -59,7 +59,7 @@ def _round_trip(runner: ModelRunner, card: str, vocab: int, found: Findings) -> 
     slots_bytes = runner.plan_bytes["expert slots"]
     before = free_gpu_bytes().get(card)
     with found.timed("give back s"):
-        memory = runner.free_memory(slots_bytes // MIB)
+        memory = runner.free_memory(runner.slots_bytes // MIB)
     found.notes["given back MiB"] = memory.free_mib
     if before is not None:
         freed = free_gpu_bytes()[card] - before
