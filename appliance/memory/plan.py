@@ -41,7 +41,7 @@ HOST_CHUNK = 256
 CUDA_CHUNK = 2048
 """Prompt tokens in one go, unless it is told otherwise."""
 CUDA_RESERVE_BYTES = 768 * MIB
-"""Left free on a GPU for its context, kernels and captured graphs; 520 MiB were measured."""
+"""Left free on a GPU for its context, kernels and captured graphs: 568 MiB on an H200 (docs/benchmarks/gpu.md)."""
 PARKED_CONTEXTS = 4
 """Full contexts that a pair may park, unless it is told otherwise."""
 WEB_BYTES = 256 * MIB
