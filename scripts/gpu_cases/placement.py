@@ -24,6 +24,7 @@ from tests.random_models import RandomModel, open_arena, open_runner, prefill, w
 
 Logits = NDArray[np.float32]
 SHAPE = ModelShape(layers=4, hidden=512, heads=8, kv_heads=2, head_dim=64, experts=32, top_k=4, width=256, vocab=2048, context=2304)
+QUICK_SHAPE = ModelShape(layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, experts=8, top_k=3, width=256, vocab=320, context=512)
 TYPES = {
     "token_embd.weight": "Q8_0",
     "output.weight": "Q6_K",
@@ -50,6 +51,13 @@ CHUNK = 128
 
 
 @dataclass(frozen=True)
+class Size:
+    shape: ModelShape
+    num_tokens: int
+    num_prompt: int
+
+
+@dataclass(frozen=True)
 class Text:
     ids: list[int]
     logits: Logits
@@ -59,25 +67,26 @@ class Text:
 
 def run(card: str, *, quick: bool) -> Findings:
     found = Findings()
-    num_tokens, num_prompt = (12, 40) if quick else (2000, PROMPT_TOKENS)
+    size = Size(QUICK_SHAPE, 6, 40) if quick else Size(SHAPE, 2000, PROMPT_TOKENS)
     with tempfile.TemporaryDirectory(prefix="tandem-check-") as folder:
-        model = write_random_model(Path(folder) / "m.gguf", SHAPE, types=TYPES)
-        check = _Check(model, Path(folder), card, num_tokens, num_prompt, found)
-        check.all_placements()
+        model = write_random_model(Path(folder) / "m.gguf", size.shape, types=TYPES)
+        _Check(model, Path(folder), card, size, found).all_placements()
     return found
 
 
 class _Check:
-    def __init__(self, model: RandomModel, shm_dir: Path, card: str, num_tokens: int, num_prompt: int, found: Findings) -> None:
+    def __init__(self, model: RandomModel, shm_dir: Path, card: str, size: Size, found: Findings) -> None:
         self._model = model
         self._shm_dir = shm_dir
         self._card = card
-        self._num_tokens = num_tokens
-        self._prompt = np.random.default_rng(1).integers(0, SHAPE.vocab, num_prompt).tolist()
+        self._num_tokens = size.num_tokens
+        self._vocab = size.shape.vocab
+        self._num_experts = size.shape.layers * size.shape.experts
+        self._prompt = np.random.default_rng(1).integers(0, size.shape.vocab, size.num_prompt).tolist()
         self._found = found
 
     def all_placements(self) -> None:
-        num_experts = SHAPE.layers * SHAPE.experts
+        num_experts = self._num_experts
         with self._runner(self._card, num_experts) as runner:
             everything, prompt = self._decode(runner, "all in VRAM"), self._logits_of_prompt(runner)
             self._expect_tiers(runner, "all in VRAM", used=("own",), unused=("streamed", "host"))
@@ -111,7 +120,7 @@ class _Check:
         start = time.perf_counter()
         row = prefill(runner, BEGINNING, num_logits=1, chunk=WINDOW_ROWS)[-1]
         ids: list[int] = []
-        logits = np.empty((self._num_tokens, SHAPE.vocab), np.float32)
+        logits = np.empty((self._num_tokens, self._vocab), np.float32)
         for step in range(self._num_tokens):
             logits[step] = row
             ids.append(int((row + np.random.default_rng(step).gumbel(size=row.size)).argmax()))

@@ -1,7 +1,8 @@
 """Model files in the shape of Qwen3-30B-A3B with fewer layers, their experts of any type.
 
 Weights are random valid blocks under sane scales: a few rows per tensor are drawn and dealt out, so that a file is written at the
-speed of the disk. What they say means nothing; how long it takes does not depend on it.
+speed of the disk. What they say means nothing; how long it takes does not depend on it, but for the experts that are chosen: with a
+`Routing` their use is known (and layers add so little to a row that it is known in all of them).
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.gguf_types import GgmlType
+from scripts.host_bench.routing import Routing, router_rows
 from tests.gguf_writing import ARRAY, BOOL, I32, STRING, TYPES_BY_NAME, U32, ModelShape, encode_key, random_rows
 
 ALIGNMENT = 32
 NUM_DRAWN = 64
 """Rows that are drawn for each tensor."""
+NUM_EMBEDDINGS = 4096
+RESIDUAL_GAIN = 1e-4
+"""With a routing: distinct rows of the embedding, and how much of what layers would add to a row they add. Blocks of most types
+have a mean when they are drawn, so products add up in step: up to 400 times a row, the same for every token."""
 ROUTER_GAIN = 4.0
 DENSE_TYPE, HEAD_TYPE = "Q8_0", "Q6_K"
 
@@ -46,6 +52,7 @@ class BenchModel:
     shape: ModelShape
     expert_type: str
     dense_type: str = DENSE_TYPE
+    routing: Routing | None = None
 
     def kind_of(self, name: str) -> GgmlType:
         """Of the tensor of that name."""
@@ -58,15 +65,29 @@ class BenchModel:
     @property
     def bytes_per_token(self) -> int:
         """Of weights that one decoded token reads: all but the other experts and the other tokens' embeddings."""
-        total = 0
-        for name, dims in self.shape.tensors().items():
-            nbytes = _tensor_bytes(self.kind_of(name), dims)
-            if name == "token_embd.weight":
-                nbytes //= self.shape.vocab
-            elif "_exps." in name:
-                nbytes = nbytes * self.shape.top_k // self.shape.experts
-            total += nbytes
-        return total
+        return sum(
+            int(_tensor_bytes(self.kind_of(name), dims) / self._tokens_per_read(name)) for name, dims in self.shape.tensors().items()
+        )
+
+    @property
+    def values_per_token(self) -> int:
+        """Weights that one row is multiplied with."""
+        tensors = self.shape.tensors().items()
+        return sum(int(np.prod(dims) / self._tokens_per_read(name)) for name, dims in tensors if name != "token_embd.weight")
+
+    @property
+    def expert_bytes(self) -> int:
+        return sum(_tensor_bytes(self.kind_of(name), dims) for name, dims in self.shape.tensors().items() if "_exps." in name)
+
+    @property
+    def expert_bytes_per_token(self) -> int:
+        return self.expert_bytes * self.shape.top_k // self.shape.experts
+
+    def _tokens_per_read(self, name: str) -> float:
+        """How many tokens it takes, on average, to read as much as the whole tensor."""
+        if name == "token_embd.weight":
+            return self.shape.vocab
+        return self.shape.experts / self.shape.top_k if "_exps." in name else 1
 
     @property
     def file_bytes(self) -> int:
@@ -83,8 +104,11 @@ def write_model(model: BenchModel) -> None:
     with unfinished.open("wb") as file:
         file.write(head)
         rng = np.random.default_rng(0)
+        mean = 0.0
         for name, dims in model.shape.tensors().items():
-            rows = _rows(name, dims, kinds[name], rng)
+            rows = _rows(model, name, dims, mean, rng)
+            if name == "token_embd.weight" and model.routing:
+                mean = _mean_of_normed(rows[:NUM_EMBEDDINGS], kinds[name])
             rows.tofile(file)
             file.write(bytes(-rows.nbytes % ALIGNMENT))
     unfinished.rename(model.path)
@@ -115,16 +139,41 @@ def _head(model: BenchModel, kinds: dict[str, GgmlType]) -> bytes:
     return head + bytes(-len(head) % ALIGNMENT)
 
 
-def _rows(name: str, dims: tuple[int, ...], kind: GgmlType, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """[rows, row bytes]"""
+def _rows(model: BenchModel, name: str, dims: tuple[int, ...], mean: float, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """[rows, row bytes]. `mean`: of the values of normed embeddings."""
     if name.endswith("norm.weight"):
         return np.ones((1, dims[0]), np.float32).view(np.uint8)
     num_rows = int(np.prod(dims[1:]))
-    gain = ROUTER_GAIN if "ffn_gate_inp" in name else dims[0] ** 0.5 if name == "token_embd.weight" else 1.0
-    num_drawn = num_rows if "ffn_gate_inp" in name else min(NUM_DRAWN, num_rows)
-    drawn = random_rows(kind, num_drawn * dims[0], rng, gain / dims[0] ** 0.5)
+    is_router = "ffn_gate_inp" in name
+    num_drawn = num_rows if is_router else min(_most_drawn(model, name), num_rows)
+    drawn = random_rows(model.kind_of(name), num_drawn * dims[0], rng, _gain(model, name, dims) / dims[0] ** 0.5)
+    if is_router and model.routing:
+        values = np.frombuffer(drawn, np.float32).reshape(num_drawn, -1)
+        return router_rows(values, model.shape.top_k, model.routing, mean, rng).view(np.uint8)
     rows = np.frombuffer(drawn, np.uint8).reshape(num_drawn, -1)
     return rows if num_drawn == num_rows else rows[rng.integers(0, num_drawn, num_rows)]
+
+
+def _most_drawn(model: BenchModel, name: str) -> int:
+    return NUM_EMBEDDINGS if model.routing and name == "token_embd.weight" else NUM_DRAWN
+
+
+def _gain(model: BenchModel, name: str, dims: tuple[int, ...]) -> float:
+    """Root mean square of a product with a row of ones, more or less."""
+    if "ffn_gate_inp" in name:
+        return ROUTER_GAIN
+    if name == "token_embd.weight":
+        return float(dims[0] ** 0.5)
+    is_residual = "attn_output" in name or "ffn_down" in name
+    return RESIDUAL_GAIN if model.routing and is_residual else 1.0
+
+
+def _mean_of_normed(rows: NDArray[np.uint8], kind: GgmlType) -> float:
+    """Of the values of embeddings after RMSNorm."""
+    import gguf
+
+    values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(kind.type_id))
+    return float(np.mean(values.mean(axis=1) / np.sqrt((values**2).mean(axis=1))))
 
 
 def _tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:

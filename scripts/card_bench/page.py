@@ -1,0 +1,135 @@
+"""The tables of docs/benchmarks/gpu.md, from the JSON that the benchmark leaves. Everything else on that page is written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from appliance.units import MIB
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "gpu.md"
+BEGIN, END = "<!-- tables: python -m scripts.bench --table -->", "<!-- end of tables -->"
+Result = Mapping[str, Any]
+
+
+def write_tables(runs: Sequence[Mapping[str, Any]], page: Path = PAGE) -> None:
+    """Puts the tables of some runs between the two marks. Raises SystemExit if the page lacks them."""
+    text = page.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{page} lacks the marks between which tables stand: {BEGIN} and {END}")
+    page.write_text(before + BEGIN + "\n\n" + tables(runs) + "\n\n" + END + after)
+
+
+def tables(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: speed, the cache under a skewed router, memory, and where the time of a token goes."""
+    even = [result for run in runs for result in run["results"] if not run["zipf"]]
+    skewed = [result for run in runs for result in run["results"] if run["zipf"]]
+    layers = {run["layers"] for run in runs}
+    parts = [
+        ("Decode", _decode(even)),
+        ("Prompts", _prompts(even)),
+        ("The expert cache, routers skewed after Zipf", _hits(skewed)),
+        ("Memory and times", _memory([*even, *skewed])),
+        ("One token, step by step, each kind of step alone", _steps(even)),
+    ]
+    threads = {run["threads"] for run in runs}
+    head = f"Layers: {', '.join(map(str, sorted(layers)))}. Threads: {', '.join(map(str, sorted(threads)))}."
+    return "\n\n".join([head, *(f"### {title}\n\n{table}" for title, table in parts if table)])
+
+
+def _decode(results: Sequence[Result]) -> str:
+    rows = []
+    for result in results:
+        llama = result["llama"]
+        rows.append(
+            [
+                result["expert_type"],
+                f"{result['resident_ratio']:.0%}",
+                f"{result['decode']:.0f}",
+                *([f"{llama['decode']:.0f}", f"**{result['decode'] / llama['decode']:.2f}**"] if llama else ["-", "-"]),
+                f"{result['decode_limit']:.0f}",
+                f"{result['decode'] / result['decode_limit']:.0%}",
+                _tiers(result["rows_by_tier"]),
+            ]
+        )
+    return _table(["experts", "on the card", "tok/s", "llama.cpp", "ratio", "limit", "of it", "tiers"], rows)
+
+
+def _prompts(results: Sequence[Result]) -> str:
+    rows = []
+    for result in results:
+        for num, rate in result["prompts"].items():
+            theirs = (result["llama"] or {"prompts": {}})["prompts"].get(num)
+            limit = result["prompt_limits"][num]
+            rows.append(
+                [
+                    result["expert_type"],
+                    f"{result['resident_ratio']:.0%}",
+                    num,
+                    f"{result['first_token_ms'][num]:.1f}",
+                    f"{rate:.0f}",
+                    *([f"{theirs:.0f}", f"**{rate / theirs:.2f}**"] if theirs else ["-", "-"]),
+                    f"{limit:.0f}",
+                    f"{rate / limit:.0%}",
+                ]
+            )
+    return _table(["experts", "on the card", "tokens", "first token, ms", "tok/s", "llama.cpp", "ratio", "limit", "of it"], rows)
+
+
+def _hits(results: Sequence[Result]) -> str:
+    rows = []
+    for result in results:
+        hits = result["hits"]
+        shares = [f"{hits[name]:.1%}" for name in ("ours", "lru", "clairvoyant")]
+        cells = [result["expert_type"], f"{result['zipf']:g}", f"{result['resident_ratio']:.1%}", *shares]
+        rows.append([*cells, hits["swaps"], f"{result['decode']:.0f}", f"{result['decode_limit']:.0f}"])
+    return _table(["experts", "Zipf", "slots for", "hits", "LRU", "clairvoyant", "swaps", "tok/s", "limit at even use"], rows)
+
+
+def _memory(results: Sequence[Result]) -> str:
+    rows = []
+    for result in results:
+        memory = result["memory"]
+        taken = "-" if memory["taken"] is None else f"{memory['taken'] / MIB:.0f}"
+        slots = memory["planned_by_use"].get("expert slots", 0)
+        sizes = [f"{(memory['planned'] - slots) / MIB:.0f}", f"{slots / MIB:.0f}", f"{memory['planned'] / MIB:.0f}", taken]
+        times = [f"{result['arena_s']:.1f}", f"{result['open_s']:.1f}"]
+        times += [f"{memory[name]:.3f}" for name in ("give_back_s", "take_again_s", "fill_s")] if slots else ["-", "-", "-"]
+        rows.append([result["expert_type"], f"{result['resident_ratio']:.0%}", *sizes, *times])
+    head = [
+        "experts",
+        "on the card",
+        "MiB but slots",
+        "slots",
+        "planned",
+        "taken",
+        "arena, s",
+        "READY, s",
+        "give back, s",
+        "take, s",
+        "fill, s",
+    ]
+    return _table(head, rows)
+
+
+def _steps(results: Sequence[Result]) -> str:
+    timed = [result for result in results if result["steps_ms"]]
+    names = list(timed[0]["steps_ms"]) if timed else []
+    rows = [[result["expert_type"], *(f"{1e3 * result['steps_ms'][name]:.0f}" for name in names)] for result in timed]
+    return _table(["us, all layers", *names], rows)
+
+
+def _tiers(rows_by_tier: Mapping[str, int]) -> str:
+    total = sum(rows_by_tier.values()) or 1
+    return ", ".join(f"{tier} {num / total:.0%}" for tier, num in rows_by_tier.items() if num)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Empty without rows."""
+    if not rows:
+        return ""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
