@@ -29,6 +29,7 @@ def llama_figures(
     """Raises SystemExit with the end of its log if it fails."""
     off_card = round(model.shape.layers * (1 - resident_ratio))
     argv = [str(folder / "llama-bench"), "-m", str(model.path), "-ngl", "99", "-ncmoe", str(off_card), "-fa", "1", "-t", str(num_threads)]
+    argv += ["-lm", "none"]  # experts on the CPU in memory of its own, which it pins, instead of the file's pages
     argv += ["-p", ",".join(map(str, prompts)), "-n", str(decode), "-ub", str(MICRO_BATCH), "-b", str(MICRO_BATCH)]
     done = subprocess.run([*argv, "-r", str(REPEATS), "-o", "json"], capture_output=True, text=True, check=False)
     if done.returncode != 0:

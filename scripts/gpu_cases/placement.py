@@ -23,8 +23,8 @@ from tests.gguf_writing import ModelShape
 from tests.random_models import RandomModel, open_arena, open_runner, prefill, write_random_model
 
 Logits = NDArray[np.float32]
-SHAPE = ModelShape(layers=4, hidden=512, heads=8, kv_heads=2, head_dim=64, experts=32, top_k=4, width=256, vocab=2048, context=2304)
-QUICK_SHAPE = ModelShape(layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, experts=8, top_k=3, width=256, vocab=320, context=512)
+SHAPE = ModelShape(layers=4, hidden=512, heads=8, kv_heads=2, head_dim=64, experts=32, top_k=8, width=256, vocab=2048, context=2304)
+QUICK_SHAPE = ModelShape(layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, experts=16, top_k=6, width=256, vocab=320, context=512)
 TYPES = {
     "token_embd.weight": "Q8_0",
     "output.weight": "Q6_K",
@@ -68,7 +68,7 @@ class Text:
 def run(card: str, *, quick: bool) -> Findings:
     found = Findings()
     size = Size(QUICK_SHAPE, 6, 40) if quick else Size(SHAPE, 2000, PROMPT_TOKENS)
-    with tempfile.TemporaryDirectory(prefix="tandem-check-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tandem-check-", dir="/dev/shm") as folder:
         model = write_random_model(Path(folder) / "m.gguf", size.shape, types=TYPES)
         _Check(model, Path(folder), card, size, found).all_placements()
     return found

@@ -36,7 +36,7 @@ ATTEMPTS = 10
 def run(card: str, *, quick: bool) -> Findings:
     found = Findings()
     num_experts = SHAPE.layers * SHAPE.experts
-    with tempfile.TemporaryDirectory(prefix="tandem-check-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tandem-check-", dir="/dev/shm") as folder:
         model = write_random_model(Path(folder) / "m.gguf", SHAPE, types=TYPES)
         with open_arena(model, Path(folder)) as arena:
             policy = AlwaysSwap(blob_bytes_table(arena.layout))
