@@ -157,7 +157,9 @@ void CudaRecorder::attention(const View& query, int query_heads, const KvMemory&
     const int64_t rows = most(Rows::all), dim = kv.layer.head_dim, width = query_heads * dim, kv_width = kv.layer.num_heads * dim;
     const int64_t context = program_->limits().context;
     require(kv.layer.num_tiles * kKvTile >= context, "attention: the cache is smaller than the context");
-    if (!attention_counters_) attention_counters_ = program_->card().allocate("workspace", query_heads * sizeof(uint32_t));
+    const size_t counters_bytes = query_heads * sizeof(uint32_t);
+    if (!attention_counters_) attention_counters_ = program_->card().allocate("workspace", counters_bytes);
+    program_->keep(View::of(attention_counters_, 0, counters_bytes));  // the recorder goes before the program runs
     program_->keep(kv.memory);
     cuda::AttentionWindowProblem problem{};
     problem.state = program_->state();
