@@ -266,7 +266,8 @@ def main() -> int:
     seconds = time.monotonic() - start
     print("\n" + "\n".join(row.line() for row in check.rows))
     num_bad = sum(row.is_bad for row in check.rows)
-    print(f"{len(check.rows) - num_bad} of {len(check.rows)} cases are well, {seconds:.0f} s")
+    num_ok = sum(row.result == "ok" for row in check.rows)
+    print(f"{num_ok} ok, {len(check.rows) - num_ok - num_bad} skipped, {num_bad} failed or not run; {seconds:.0f} s")
     if options.out:
         found = {"machine": _machine(), "seconds": seconds, "cases": [asdict(row) for row in check.rows]}
         options.out.write_text(json.dumps(found, indent=1) + "\n")
