@@ -153,6 +153,22 @@ Output<uint32_t> ask_host(uint32_t value, int num_times) {
 }
 
 #ifdef TANDEM_EMULATED
+// A chain of kernels that writes to memory which was freed; returns what the card says when other memory is freed.
+std::string write_after_free() {
+    int32_t* between = nullptr;
+    CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&between), 64 * sizeof(int32_t)));
+    CUDA_CHECK(cudaFree(between));
+    std::string said;
+    {
+        CardArray out(64 * sizeof(int32_t));
+        device_checks::chain(1, between, out.as<int32_t>(), 64, nullptr);
+        CUDA_CHECK(cudaStreamSynchronize(nullptr));
+    }
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) said = cudaGetErrorString(error);
+    cudaDeviceReset();
+    return said;
+}
+
 // Returns what the card says about the mistake; the card works again afterwards.
 std::string make_mistake(const std::string& name) {
     using device_checks::Mistake;
@@ -187,5 +203,6 @@ void bind_cuda_device(nb::module_& module) {
     checks.def("ask_host", &ask_host, nb::arg("value"), nb::arg("num_times"));
 #ifdef TANDEM_EMULATED
     checks.def("make_mistake", &make_mistake, nb::arg("name"));
+    checks.def("write_after_free", &write_after_free);
 #endif
 }

@@ -98,6 +98,11 @@ def test_a_mistake_of_a_kernel_is_told_and_does_not_hang(mistake: str) -> None:
 
 
 @emulated_only
+def test_a_write_to_freed_memory_is_told() -> None:
+    assert "something wrote to 256 bytes of card 0 memory after it was freed" in checks.write_after_free()
+
+
+@emulated_only
 def test_an_emulated_card_works_again_after_a_mistake_and_a_reset() -> None:
     assert "shared memory" in checks.make_mistake("shared_overrun")
     assert list(checks.replay(1)) == [2, 1]

@@ -14,6 +14,7 @@ constexpr size_t kGuard = 512;  // and the alignment
 constexpr uint8_t kGuardByte = 0xa5;
 constexpr uint8_t kUndefined = 0xff;         // NaN as a float
 constexpr size_t kFilled = size_t{4} << 20;  // larger memory is left as the system gives it
+constexpr size_t kKept = size_t{4} << 20;    // bytes of freed memory
 
 thread_local int current_device = 0;
 
@@ -29,6 +30,12 @@ void check_guard(const Region& region) {
     };
     if (!untouched(region.data - kGuard)) health().fail("something wrote before " + describe(region));
     if (!untouched(region.data + region.nbytes)) health().fail("something wrote behind " + describe(region));
+}
+
+void check_dead(const Region& region) {
+    if (std::all_of(region.data, region.data + region.nbytes, [](uint8_t b) { return b == kUndefined; })) return;
+    health().fail("something wrote to " + describe(region) + " after it was freed");
+    std::memset(region.data, kUndefined, region.nbytes);  // told once
 }
 
 }  // namespace
@@ -55,8 +62,20 @@ bool Memory::free(void* pointer, cudaMemoryType type) {
     check_guard(region);
     if (type == cudaMemoryTypeDevice) used_[region.device] -= region.nbytes;
     regions_.erase(found);
-    std::free(region.data - kGuard);
+    bury(region);
     return true;
+}
+
+void Memory::bury(const Region& region) {
+    std::memset(region.data, kUndefined, region.nbytes);
+    freed_.push_back(region);
+    freed_bytes_ += region.nbytes;
+    for (const Region& dead : freed_) check_dead(dead);
+    while (freed_bytes_ > kKept) {
+        freed_bytes_ -= freed_.front().nbytes;
+        std::free(freed_.front().data - kGuard);
+        freed_.pop_front();
+    }
 }
 
 cudaError_t Memory::add_registered(void* pointer, size_t nbytes) {
@@ -84,11 +103,6 @@ std::optional<Region> Memory::find(const void* pointer) {
     const Region& region = std::prev(found)->second;
     if (data >= region.data + region.nbytes) return std::nullopt;
     return region;
-}
-
-void Memory::check_guards() {
-    std::lock_guard lock(mutex_);
-    for (const auto& [start, region] : regions_) check_guard(region);
 }
 
 bool Memory::take(int device, size_t nbytes) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -25,21 +26,23 @@ class Memory {
   public:
     // Null: the card has no room.
     void* allocate(size_t nbytes, cudaMemoryType type, int device);
-    // Returns false if nothing was allocated there. A guard that was written is a failure of the card.
+    // Returns false if nothing was allocated there. A guard that was written is a failure of the card, and so is a write to
+    // memory that was freed a while ago: it is kept for that, its bytes undefined.
     bool free(void* pointer, cudaMemoryType type);
     cudaError_t add_registered(void* pointer, size_t nbytes);
     bool remove_registered(void* pointer);
     std::optional<Region> find(const void* pointer);
-    // A failure of the card if a guard was written.
-    void check_guards();
-
     bool take(int device, size_t nbytes);  // of the card's bytes, for memory that lies elsewhere
     void give_back(int device, size_t nbytes);
     size_t free_bytes(int device);
 
   private:
+    void bury(const Region& region);
+
     std::mutex mutex_;
     std::map<const uint8_t*, Region> regions_;
+    std::deque<Region> freed_;
+    size_t freed_bytes_ = 0;
     size_t used_[kNumCards] = {};
 };
 
