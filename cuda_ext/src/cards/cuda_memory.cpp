@@ -136,6 +136,7 @@ std::shared_ptr<Buffer> allocate_device(size_t nbytes) {
     check_allocation(cudaMalloc(&data, nbytes), "cudaMalloc");
     auto buffer = std::make_shared<DeviceBuffer>(data, nbytes);
     CUDA_CHECK(cudaMemset(data, 0, nbytes));
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));  // the card's own streams do not wait for the null stream
     return buffer;
 }
 
