@@ -306,3 +306,17 @@ def _string(text: str) -> bytes:
 
 def _padded(data: bytes, alignment: int) -> bytes:
     return data + bytes(-len(data) % alignment)
+
+
+def plain_tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
+    """As much of a tokenizer as llama.cpp wants to see. Every token is whole characters, so that it reports each by itself."""
+    tokens = [*map(chr, range(33, 127)), "Ġ", "Ċ", *(f"<pad{index}>" for index in range(vocab))][:vocab]
+    return {
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, "qwen2"),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, [1] * vocab)),
+        "tokenizer.ggml.merges": (ARRAY, (STRING, ["a b"])),
+        "tokenizer.ggml.eos_token_id": (U32, vocab - 1),
+        "tokenizer.ggml.add_bos_token": (BOOL, False),
+    }

@@ -36,15 +36,11 @@ from appliance.memory.profile import Profile
 from appliance.memory.slots import deal_slots
 from appliance.models.config import read_config
 from tests.gguf_writing import (
-    ARRAY,
-    BOOL,
-    I32,
-    STRING,
     TYPES_BY_NAME,
-    U32,
     GgufContent,
     ModelShape,
     model_content,
+    plain_tokenizer_keys,
     random_rows,
     write_shards,
 )
@@ -78,7 +74,7 @@ def write_random_model(
         content = _with_fused_gate_up(content, shape)
     if tied:
         content.tensors = [tensor for tensor in content.tensors if tensor.name != "output.weight"]
-    content.keys |= _tokenizer_keys(shape.vocab)
+    content.keys |= plain_tokenizer_keys(shape.vocab)
     written = content.write(path) if shards == 1 else write_shards(path, content, shards)[0]
     return RandomModel(written, shape)
 
@@ -103,20 +99,6 @@ def _with_fused_gate_up(content: GgufContent, shape: ModelShape) -> GgufContent:
         )
         content.tensors.remove(up)
     return content
-
-
-def _tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
-    """As much of a tokenizer as llama.cpp wants to see. Every token is whole characters, so that it reports each by itself."""
-    tokens = [*map(chr, range(33, 127)), "Ġ", "Ċ", *(f"<pad{index}>" for index in range(vocab))][:vocab]
-    return {
-        "tokenizer.ggml.model": (STRING, "gpt2"),
-        "tokenizer.ggml.pre": (STRING, "qwen2"),
-        "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
-        "tokenizer.ggml.token_type": (ARRAY, (I32, [1] * vocab)),
-        "tokenizer.ggml.merges": (ARRAY, (STRING, ["a b"])),
-        "tokenizer.ggml.eos_token_id": (U32, vocab - 1),
-        "tokenizer.ggml.add_bos_token": (BOOL, False),
-    }
 
 
 @contextmanager

@@ -223,6 +223,15 @@ def _check(descriptor: int, place: ArenaPlace) -> None:
         raise EngineError(f"the arena {place.path} was removed to make room for another model; start the server again")
 
 
+def try_lock(descriptor: int, operation: int) -> bool:
+    """Whether the lock (`fcntl.LOCK_SH` or `LOCK_EX`) was free; never waits for it."""
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def is_linked(descriptor: int, path: Path) -> bool:
     """Whether the open file is the one that bears this name now."""
     try:

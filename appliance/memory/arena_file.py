@@ -22,7 +22,7 @@ from types import TracebackType
 import structlog
 
 from appliance.errors import MemoryBudgetError, SettingsError
-from appliance.memory.arena import HEADER_BYTES, MAGIC, ArenaHeader, ArenaPlace, ArenaState, is_linked, read_header
+from appliance.memory.arena import HEADER_BYTES, MAGIC, ArenaHeader, ArenaPlace, ArenaState, is_linked, read_header, try_lock
 from appliance.memory.limits import MemoryLimit, memory_limit, shm_space
 from appliance.units import format_bytes
 
@@ -44,7 +44,7 @@ def claim_arena(place: ArenaPlace, on_wait: Callable[[ArenaHeader | None], None]
         descriptor = _open_own(place.path)
         try:
             seems_sealed = _is_sealed(place, descriptor)
-            if not _try_lock(descriptor, fcntl.LOCK_SH if seems_sealed else fcntl.LOCK_EX):
+            if not try_lock(descriptor, fcntl.LOCK_SH if seems_sealed else fcntl.LOCK_EX):
                 on_wait(read_header(descriptor))
                 time.sleep(POLL_S)
             elif is_linked(descriptor, place.path):
@@ -209,18 +209,10 @@ def _unused(path: Path) -> Iterator[int | None]:
         return
     try:
         is_arena = _is_ours(descriptor) and os.pread(descriptor, len(MAGIC), 0) == MAGIC
-        is_unused = is_arena and _try_lock(descriptor, fcntl.LOCK_EX) and is_linked(descriptor, path)
+        is_unused = is_arena and try_lock(descriptor, fcntl.LOCK_EX) and is_linked(descriptor, path)
         yield os.fstat(descriptor).st_blocks * 512 if is_unused else None
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int, operation: int) -> bool:
-    try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _unused_arenas(place: ArenaPlace) -> Iterator[Path]:

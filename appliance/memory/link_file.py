@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import EngineError, MemoryBudgetError
+from appliance.memory.arena import try_lock
 from appliance.models.config import ModelConfig
 
 SUFFIX = ".link"
@@ -104,14 +105,14 @@ def _claim(path: Path, nbytes: int, write_new: Callable[[NDArray[np.uint8]], Non
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if _try_lock(descriptor, fcntl.LOCK_EX) and _is_linked(descriptor, path):
+        if try_lock(descriptor, fcntl.LOCK_EX) and _is_linked(descriptor, path):
             try:
                 _write_new(descriptor, path, nbytes, write_new)
             except BaseException:
                 os.close(descriptor)
                 raise
             # From exclusive to shared is not one step: another engine may come between, write it anew, and then wait for nobody.
-        if _try_lock(descriptor, fcntl.LOCK_SH) and _is_linked(descriptor, path) and os.fstat(descriptor).st_size > 0:
+        if try_lock(descriptor, fcntl.LOCK_SH) and _is_linked(descriptor, path) and os.fstat(descriptor).st_size > 0:
             return descriptor
         os.close(descriptor)
         time.sleep(_POLL_S)
@@ -136,14 +137,6 @@ def _take_role(descriptor: int, path: Path, role: int) -> None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, role)
     except OSError:
         raise EngineError(f"another engine has role {role} of the link {path}") from None
-
-
-def _try_lock(descriptor: int, operation: int) -> bool:
-    try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_linked(descriptor: int, path: Path) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from appliance.gguf_types import GgmlType
 from scripts.host_bench.routing import Routing, router_rows
-from tests.gguf_writing import ARRAY, BOOL, I32, STRING, TYPES_BY_NAME, U32, ModelShape, encode_key, random_rows
+from tests.gguf_writing import TYPES_BY_NAME, ModelShape, encode_key, plain_tokenizer_keys, random_rows
 
 ALIGNMENT = 32
 NUM_DRAWN = 64
@@ -127,7 +127,7 @@ def _data_bytes(model: BenchModel, kinds: dict[str, GgmlType]) -> int:
 
 
 def _head(model: BenchModel, kinds: dict[str, GgmlType]) -> bytes:
-    keys = model.shape.keys() | _tokenizer_keys(model.shape.vocab)
+    keys = model.shape.keys() | plain_tokenizer_keys(model.shape.vocab)
     tensors = model.shape.tensors()
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
     head += b"".join(encode_key(name, value_type, value) for name, (value_type, value) in keys.items())
@@ -174,17 +174,3 @@ def _mean_of_normed(rows: NDArray[np.uint8], kind: GgmlType) -> float:
 
     values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(kind.type_id))
     return float(np.mean(values.mean(axis=1) / np.sqrt((values**2).mean(axis=1))))
-
-
-def _tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
-    """As much of a tokenizer as llama.cpp wants to see."""
-    tokens = [*map(chr, range(33, 127)), "Ġ", "Ċ", *(f"<pad{index}>" for index in range(vocab))][:vocab]
-    return {
-        "tokenizer.ggml.model": (STRING, "gpt2"),
-        "tokenizer.ggml.pre": (STRING, "qwen2"),
-        "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
-        "tokenizer.ggml.token_type": (ARRAY, (I32, [1] * vocab)),
-        "tokenizer.ggml.merges": (ARRAY, (STRING, ["a b"])),
-        "tokenizer.ggml.eos_token_id": (U32, vocab - 1),
-        "tokenizer.ggml.add_bos_token": (BOOL, False),
-    }
