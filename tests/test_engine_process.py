@@ -219,7 +219,17 @@ def test_bad_settings_are_a_fatal_line(settings: str) -> None:
     assert Fatal.model_validate_json(result.stdout.removeprefix("FATAL ")).code == "bad_setting"
 
 
-@pytest.mark.parametrize("options", [[], ["--threads", "x"], ["--threads", "1", "--share", "2/2"], ["--threads", "1", "--share", "x"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--threads", "x"],
+        ["--threads", "1", "--share", "2/2"],
+        ["--threads", "1", "--share", "x"],
+        ["--threads", "1", "--peer-device", "host:0"],
+        ["--threads", "1", "--peer-slots", "3"],
+    ],
+)
 def test_a_wrong_command_line_is_exit_code_2(options: list[str]) -> None:
     result = real_engine("{}", *options)
     assert result.returncode == 2

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,9 @@ Start = Callable[..., EngineProcess]
 def start(model: RandomModel, shm_dir: Path, tmp_path: Path) -> Iterator[Start]:
     engines: list[EngineProcess] = []
 
-    def start_one(card: str = "host:0", lane: str = "lead", threads: int = 1, share: str = "0/1", **options: object) -> EngineProcess:
+    def start_one(
+        card: str = "host:0", lane: str = "lead", threads: int = 1, share: str = "0/1", more: Sequence[str] = (), **options: object
+    ) -> EngineProcess:
         given = {
             "model": model.path,
             "shm_dir": shm_dir,
@@ -53,7 +55,7 @@ def start(model: RandomModel, shm_dir: Path, tmp_path: Path) -> Iterator[Start]:
             **options,
         }
         argv = [sys.executable, "-m", "appliance.engine.process", "--settings", load_settings(given, environment={}).model_dump_json()]
-        engines.append(EngineProcess([*argv, "--card", card, "--lane", lane, "--threads", str(threads), "--share", share]))
+        engines.append(EngineProcess([*argv, "--card", card, "--lane", lane, "--threads", str(threads), "--share", share, *more]))
         return engines[-1]
 
     yield start_one
@@ -116,6 +118,18 @@ def test_threads_of_the_pool_sit_out(start: Start) -> None:
     engine.wait_for(Word.READY)
     engine.send("POOL_HOLD 2\nPOOL_HOLD 9\nPOOL_HOLD 0\n")
     assert [engine.wait_for(Word.CTL) for _ in range(3)] == ["HOLD 2", "HOLD 2", "HOLD 0"]
+
+
+@pytest.mark.parametrize(("more", "expected"), [(("--peer-slots", "3"), 3), ((), 6)])
+def test_the_second_card_has_slots_of_its_own_number(start: Start, more: tuple[str, ...], expected: int) -> None:
+    engine = start(share="0/2", more=("--peer-device", "host:1", *more))
+    engine.send("PEER_ATTACH\n")
+    assert engine.wait_for(Word.CTL) == "PEER ON"
+    engine.generate(PROMPT, 20)
+    engine.answer()
+    engine.send("STATS\n")
+    stats = Stats.model_validate_json(engine.wait_for(Word.CTL).removeprefix("STATS "))
+    assert (stats.slots, stats.peer_experts, stats.is_filling) == (6, expected, False)
 
 
 def test_a_killed_engine_is_replaced_from_the_same_arena(start: Start) -> None:

@@ -10,13 +10,14 @@ import pytest
 from appliance.demo import DEMO_MODEL
 from appliance.errors import SettingsError
 from appliance.gguf_file import open_gguf
+from appliance.memory import plan as plan_module
 from appliance.memory.limits import usable_cores
 from appliance.memory.link_file import link_bytes
 from appliance.memory.plan import PARKED_CONTEXTS, plan_for
 from appliance.memory.plan_report import render_pair, render_plan
 from appliance.models.config import read_config
 from appliance.settings import Settings
-from appliance.units import MIB
+from appliance.units import GIB, MIB
 from appliance.web.lane_options import pair_options
 from cuda_ext import _native as native
 from tests.arena_rig import shm_folder
@@ -48,10 +49,12 @@ def test_without_the_pair_nothing_of_it_is_started(shm_dir: Path) -> None:
 
 def test_the_pair_meets_in_one_file_and_the_helper_starts_asleep(shm_dir: Path) -> None:
     chosen = settings(shm_dir, elastic={"enabled": True, "hold_s": 7})
-    lead, helper = (options := pair_options(chosen, plan_for(chosen), CONTENT_ID)).lanes
+    plan = plan_for(chosen)
+    lead, helper = (options := pair_options(chosen, plan, CONTENT_ID)).lanes
     assert options.elastic is not None
     assert (options.elastic.hold_s, options.elastic.hold_threads < usable_cores()) == (7, True)
     assert lead[lead.index("--peer-device") + 1] == "host:1"
+    assert lead[lead.index("--peer-slots") + 1] == str(plan.cards[1].slots)
     assert "--asleep" in helper
     assert "--asleep" not in lead
     assert "--peer-device" not in helper
@@ -63,7 +66,7 @@ def test_the_pair_meets_in_one_file_and_the_helper_starts_asleep(shm_dir: Path) 
 def test_what_is_switched_off_is_not_started(shm_dir: Path) -> None:
     chosen = settings(shm_dir, elastic={"enabled": True, "link": False}, parked_mib=0)
     options = pair_options(chosen, plan_for(chosen), CONTENT_ID)
-    assert words(options.lanes[0]) == {"--threads", "--share", "--peer-device"}
+    assert words(options.lanes[0]) == {"--threads", "--share", "--peer-device", "--peer-slots"}
     assert words(options.lanes[1]) == {"--threads", "--share", "--asleep"}
     assert options.shared_files == ()
 
@@ -91,6 +94,26 @@ def test_the_size_of_the_link_file_is_that_of_the_native_layout(chunk: int) -> N
     assert link_bytes(config, chunk) == geometry.file_bytes
 
 
-def test_a_pair_of_gpus_is_refused_in_this_version(shm_dir: Path) -> None:
-    with pytest.raises(SettingsError, match="two host cards in this version"):
-        plan_for(settings(shm_dir, cards="cuda:0,cuda:1", elastic={"enabled": True}))
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "is_built_for_gpus", lambda: True)
+    monkeypatch.setattr(plan_module, "free_gpu_bytes", lambda: {"cuda:0": 1800 * MIB, "cuda:1": 1562 * MIB})
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_lead_on_gpus_is_told_how_many_slots_the_second_card_has(shm_dir: Path) -> None:
+    chosen = settings(shm_dir, cards="auto", chunk=64, elastic={"enabled": True, "peer_reserve_mib": 2})
+    plan = plan_for(chosen)
+    assert [card.card for card in plan.cards] == ["cuda:0", "cuda:1"]
+    assert 0 < plan.cards[1].slots < plan.cards[0].slots
+    lead, helper = pair_options(chosen, plan, CONTENT_ID).lanes
+    assert lead[lead.index("--peer-device") + 1] == "cuda:1"
+    assert lead[lead.index("--peer-slots") + 1] == str(plan.cards[1].slots)
+    assert "--peer-slots" not in helper
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_pair_is_two_cards(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "free_gpu_bytes", lambda: {"cuda:0": 24 * GIB})
+    with pytest.raises(SettingsError, match="elastic_enabled needs two cards of one kind, and there is cuda:0 alone"):
+        plan_for(settings(shm_dir, cards="auto", elastic={"enabled": True}))

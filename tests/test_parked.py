@@ -204,7 +204,6 @@ def test_folders_of_servers_that_are_gone_are_removed(folder: Path) -> None:
 class Keeper:
     """A runner's key/value memory: position -> the token whose state lies there."""
 
-    keeps_state = True
     state_id = STATE_ID
 
     def __init__(self) -> None:

@@ -21,9 +21,9 @@ from appliance.memory.arena import HEADER_BYTES, MAGIC, ArenaPlace
 from appliance.memory.arena_file import obtainable_bytes
 from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor
 from appliance.memory.plan import CUDA_RESERVE_BYTES, Machine, Plan, PlanRequest, dense_bytes, make_plan, plan_for
-from appliance.memory.plan_report import render_plan
+from appliance.memory.plan_report import render_pair, render_plan
 from appliance.memory.slots import deal_slots, slot_order, slots_that_fit
-from appliance.memory.workspace import kv_bytes, residency_bytes, workspace_bytes
+from appliance.memory.workspace import cuda_tables_bytes, kv_bytes, residency_bytes, workspace_bytes
 from appliance.models.config import ModelConfig, read_config
 from appliance.settings import Settings
 from appliance.units import GIB, KIB, MIB
@@ -320,3 +320,41 @@ class TestGpus:
     def test_a_gpu_that_is_too_small_is_refused_with_both_sizes(self) -> None:
         tiny = replace(self.ROOMY_GPUS, gpu_bytes={"cuda:0": GIB, "cuda:1": CUDA_RESERVE_BYTES + MIB})
         assert "card cuda:1 must hold" in refusal(self.REQUEST, tiny)
+
+
+class TestGpuPairs:
+    FREE_BYTES = 2 * CUDA_RESERVE_BYTES + 40 * MIB
+    MACHINE = replace(ROOMY, gpu_bytes={"cuda:0": FREE_BYTES, "cuda:1": FREE_BYTES})
+    REQUEST = replace(TestGpus.REQUEST, is_elastic=True, has_peer=True)
+
+    def test_the_second_card_leaves_room_for_the_leads_part_too(self) -> None:
+        lead, helper = plan_of(self.REQUEST, self.MACHINE).cards
+        assert lead.reserve_bytes == CUDA_RESERVE_BYTES
+        assert helper.reserve_bytes == 2 * CUDA_RESERVE_BYTES + cuda_tables_bytes(model()[0])
+        assert helper.total_bytes <= self.FREE_BYTES - helper.reserve_bytes
+
+    def test_without_a_peer_each_card_has_one_process(self) -> None:
+        plan = plan_of(replace(self.REQUEST, has_peer=False), self.MACHINE)
+        assert [card.reserve_bytes for card in plan.cards] == [CUDA_RESERVE_BYTES] * 2
+
+    def test_what_is_left_to_others_is_taken_from_the_second_card_alone(self) -> None:
+        plain = plan_of(self.REQUEST, self.MACHINE).cards
+        lead, helper = plan_of(replace(self.REQUEST, peer_reserve_bytes=8 * MIB), self.MACHINE).cards
+        assert lead == plain[0]
+        assert helper.reserve_bytes == plain[1].reserve_bytes + 8 * MIB
+        assert plain[1].budget_bytes is not None
+        assert helper.budget_bytes == plain[1].budget_bytes - 8 * MIB
+
+    def test_a_second_card_that_is_too_small_is_told_what_it_would_need(self) -> None:
+        message = refusal(self.REQUEST, replace(self.MACHINE, gpu_bytes={"cuda:0": GIB, "cuda:1": 2 * CUDA_RESERVE_BYTES}))
+        needed = re.search(r"use a card with (\d+) MiB free", message)
+        assert needed
+        assert plan_of(self.REQUEST, replace(self.MACHINE, gpu_bytes={"cuda:0": GIB, "cuda:1": int(needed[1]) * MIB}))
+
+    def test_the_table_shows_both_states_and_what_is_left_free(self) -> None:
+        plan = plan_of(self.REQUEST, self.MACHINE)
+        assert re.search(r"left free +768 MiB +1\.50 GiB", render_plan(plan))
+        text = render_pair(plan)
+        assert "one at a time" in text
+        assert "two at a time" in text
+        assert "1.50 GiB of cuda:1 are left free" in text

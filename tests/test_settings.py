@@ -92,7 +92,7 @@ def test_a_wrong_block_in_the_file_is_refused(tmp_path: Path, text: str) -> None
 
 def test_cards_are_one_or_two_different_ones_of_a_kind() -> None:
     assert parse_cards("host:0, host:1") == ("host:0", "host:1")
-    for wrong in ("host:0,host:0", "host:0,host:1,host:2", "host", "host:x", ""):
+    for wrong in ("host:0,host:0", "cuda:1,cuda:01", "host:0,host:1,host:2", "host", "host:x", ""):
         with pytest.raises(ValueError, match=r"."):
             parse_cards(wrong)
 

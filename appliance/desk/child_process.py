@@ -24,6 +24,7 @@ from appliance.desk.child_log import ChildLog
 from appliance.desk.inputs import Ending
 from appliance.desk.line_splitter import LineSplitter
 from appliance.protocol import MAX_LINE_BYTES
+from appliance.settings import gpu_environment
 
 _READ_BYTES = 64 * 1024
 _CLOSED_STDOUT_GRACE_S = 1.0
@@ -61,7 +62,13 @@ class ChildProcess:
             self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._wakeup)
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, start_new_session=True
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+                env=gpu_environment(),
             )
             undo.callback(self._abandon)
             self._pidfd = os.pidfd_open(self._process.pid)

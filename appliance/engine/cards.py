@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,14 @@ class Card(Protocol):
     def wait_copied(self, ticket: int) -> None: ...
 
 
+@runtime_checkable
+class GpuCard(Card, Protocol):
+    """What a GPU copies to and from the host in one call. Rows lie `pitch` bytes apart on the card; both block."""
+
+    def read_rows(self, source: native.View, pitch: int, out: NDArray[np.uint8]) -> None: ...
+    def write_rows(self, to: native.View, pitch: int, data: NDArray[np.uint8]) -> None: ...
+
+
 class GpuRow:
     """A row of logits on a GPU, which has found its extremes itself."""
 
@@ -69,8 +77,11 @@ class GpuRow:
         return self._program.read_logits(self._row).bytes().view(np.float32)
 
 
-def open_card(name: str, pool: native.Pool, isa: str) -> Card:
-    """`host:N` or `cuda:N`. Raises SettingsError for a GPU that this build or this machine does not have."""
+def open_card(name: str, pool: native.Pool, isa: str, *, is_own: bool = True) -> Card:
+    """`host:N` or `cuda:N`; the calling thread's own card, or a second one.
+
+    Raises SettingsError for a GPU that this build or this machine does not have.
+    """
     kind, _, number = name.partition(":")
     if kind == "host":
         return cast(Card, native.HostCard(pool, isa))  # each kind takes tables, programs and recorders of its own only
@@ -78,9 +89,12 @@ def open_card(name: str, pool: native.Pool, isa: str) -> Card:
     if gpu is None:
         raise SettingsError(f"card {name}: this build has no CUDA; build it with CUDA=1 or use host:0", param="cards")
     try:
-        return cast(Card, gpu(int(number), pool, isa))
+        card = gpu(int(number), pool, isa)
     except ValueError as error:
         raise SettingsError(f"card {name}: {error}", param="cards") from None
+    if is_own:
+        card.make_current()
+    return cast(Card, card)
 
 
 def rows_of(program: Program, memory: native.View, num_rows: int, vocab: int) -> list[LogitsRow]:

@@ -64,7 +64,7 @@ class ExpertCache:
         *,
         slots_card: Card | None = None,
     ) -> None:
-        """`slots_card` has the slots; None: `card`, in whose order tables change."""
+        """`slots_card` has the slots and copies into them; None: `card`, in whose order tables change."""
         self._card = card
         self._slots_card = slots_card or card
         self._table = table
@@ -129,8 +129,8 @@ class ExpertCache:
         total_bytes = sum(self._blob_bytes(expert.layer) for expert, _ in chosen)
         done_bytes = 0
         for expert, slot in chosen:
-            ticket = self._card.copy(self._table.slot(slot), self._table.blob(expert.layer, expert.expert), 0)
-            self._card.wait_copied(ticket)
+            ticket = self._slots_card.copy(self._table.slot(slot), self._table.blob(expert.layer, expert.expert), 0)
+            self._slots_card.wait_copied(ticket)
             done_bytes += self._blob_bytes(expert.layer)
             progress(done_bytes, total_bytes)
         self._card.wait(self._card.update(self._table, [self._enter(expert.layer, expert.expert, slot) for expert, slot in chosen]))
@@ -204,16 +204,15 @@ class ExpertCache:
         entries += [(*victim, _ABSENT) for _, victim, _ in starting if victim is not None]
         if not entries and not starting:
             return
-        ticket = self._card.update(self._table, entries)
+        self._card.wait(self._card.update(self._table, entries))
         for newcomer, victim, slot in starting:
-            copied = self._card.copy(self._table.slot(slot), self._table.blob(*newcomer), ticket)
+            copied = self._slots_card.copy(self._table.slot(slot), self._table.blob(*newcomer), 0)
             self._copies.append(_Copy(newcomer, victim, slot, copied))
-        self._card.wait(ticket)
 
     def settle(self) -> None:
         """Waits for the swaps under way and lets their newcomers in."""
         for copy in self._copies:
-            self._card.wait_copied(copy.ticket)
+            self._slots_card.wait_copied(copy.ticket)
         self._card.wait(self._card.update(self._table, self._land()))
 
     def _note(self, uses: Uses) -> None:
@@ -246,7 +245,7 @@ class ExpertCache:
 
     def _land(self) -> list[tuple[int, int, int]]:
         """Table entries of the newcomers whose copies are through."""
-        landed = [copy for copy in self._copies if self._card.copied(copy.ticket)]
+        landed = [copy for copy in self._copies if self._slots_card.copied(copy.ticket)]
         self._copies = [copy for copy in self._copies if copy not in landed]
         for copy in landed:
             self._in_flight[copy.newcomer] = False

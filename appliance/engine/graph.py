@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from appliance.engine.cards import Card, GpuProgram, rows_of
 from appliance.engine.generation import WindowInterruptedError
@@ -60,7 +59,7 @@ class Graph:
     def __init__(self, card: Card, gguf: GgufFile, config: ModelConfig, arena: Arena, sizes: GraphSizes, *, is_gpu: bool = False) -> None:
         """Allocates and records; nothing is loaded yet. Raises UnsupportedModelError, MemoryError."""
         self.card = card
-        self._is_gpu = is_gpu
+        self.is_gpu = is_gpu
         self.sizes = sizes
         self._config = config
         self._dense = DenseWeights(card, gguf)
@@ -68,7 +67,7 @@ class Graph:
         tables_bytes = cuda_tables_bytes(config) if is_gpu else residency_bytes(config)
         self.table = _allocate_table(card, config, arena, tables_bytes)
         limits = (sizes.max_rows, sizes.max_logits, sizes.context, config.vocab)
-        self._program = card.new_program(*limits, self._workspace["tokens"], config.top_k, config.hidden)
+        self.program = card.new_program(*limits, self._workspace["tokens"], config.top_k, config.hidden)
         self.kv = _allocate_kv(card, config, sizes)
         memory = ModelMemory(
             matrices=self._dense.matrices,
@@ -79,7 +78,7 @@ class Graph:
             layout=arena.layout,
         )
         try:
-            recorder = card.new_recorder(self._program, self._workspace.get("expert_ring"))
+            recorder = card.new_recorder(self.program, self._workspace.get("expert_ring"))
             _FORWARD_PASSES[config.arch](Ops(recorder, config, memory), config)
         except ValueError as error:
             raise unsupported(error, config) from None
@@ -94,27 +93,23 @@ class Graph:
         Raises WindowInterruptedError, or EngineError for rows beyond the graph's sizes.
         """
         try:
-            self.card.run(self._program, np.asarray(tokens, dtype=np.int32), position, num_logits)
+            self.card.run(self.program, np.asarray(tokens, dtype=np.int32), position, num_logits)
         except native.Interrupted:
             raise WindowInterruptedError("the run was interrupted; run it again if it is still wanted") from None
         except ValueError as error:
             raise EngineError(f"the engine was asked for a run that it cannot do: {error}") from None
-        return rows_of(self._program, self._workspace["logits"], num_logits, self._config.vocab)
+        return rows_of(self.program, self._workspace["logits"], num_logits, self._config.vocab)
 
     def profile(self, token: int, position: int, repeats: int) -> dict[str, float]:
         """Milliseconds by kind of step; EngineError on a host card, which has no such clock."""
-        if isinstance(self._program, native.Program):
+        if isinstance(self.program, native.Program):
             raise EngineError("only the steps of a GPU can be timed")
-        gpu: GpuProgram = self._program  # type: ignore[assignment]
+        gpu: GpuProgram = self.program  # type: ignore[assignment]
         return gpu.profile(token, position, repeats)
-
-    def kv_memory(self) -> list[NDArray[np.uint8]]:
-        """The cache of each layer in host memory; empty where it lies on a GPU."""
-        return [] if self._is_gpu else [layer.memory.bytes() for layer in self.kv]
 
     def interrupt(self) -> None:
         """Ends the run in progress, or else the next one, after its current operation. Thread-safe."""
-        self._program.interrupt()
+        self.program.interrupt()
 
 
 class DenseWeights:

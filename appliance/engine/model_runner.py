@@ -24,7 +24,7 @@ from appliance.engine.link_options import LinkOptions
 from appliance.engine.logits import LogitsRow
 from appliance.engine.loop import CardMemory
 from appliance.engine.pair import Pair
-from appliance.engine.peer import PeerPlan, PeerTier
+from appliance.engine.peer import PeerPlan, PeerRows, PeerTier, reaches
 from appliance.errors import EngineError, MemoryBudgetError, SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
@@ -32,7 +32,9 @@ from appliance.memory.layout import ArenaLayout, arena_layout
 from appliance.memory.plan import CardPlan, Machine, is_gpu, make_plan, request_from
 from appliance.memory.policy import ExpertId, Policy, SwapPolicy, blob_bytes_table, fill_order
 from appliance.memory.profile import Profile, learn, load_profile, profile_path, read_profile
+from appliance.memory.slots import deal_slots
 from appliance.models.config import ModelConfig, read_config
+from appliance.models.recording import Table
 from appliance.protocol import LoadProgress
 from appliance.settings import Settings
 from appliance.units import MIB, format_bytes
@@ -59,6 +61,10 @@ class LanePlace(Protocol):
     def share_count(self) -> int: ...
     @property
     def peer_card(self) -> str | None: ...
+    @property
+    def peer_slots(self) -> int | None:
+        """None: as many as the own card."""
+
     @property
     def link(self) -> LinkOptions | None: ...
     @property
@@ -138,7 +144,7 @@ class ModelRunner:
         else:
             self._cache.fill(self._share_of_ranking(), _reporter(report, "cache"))
         self._warm_rows = self._warm_up(_reporter(report, "warmup"))
-        self._kv_state = KvState(self._graph.kv_memory(), model.config, options.sizes.kv_type)
+        self._kv_state = KvState(card, self._graph.kv, model.config, options.sizes.kv_type)
 
     @classmethod
     def open(cls, settings: Settings, lane: LanePlace, report: Report) -> ModelRunner:
@@ -161,7 +167,7 @@ class ModelRunner:
             max_swaps=settings.max_swaps,
             share=(lane.share_index, lane.share_count),
             learned_profile=learned,
-            peer=None if lane.peer_card is None else PeerPlan(lane.peer_card, plan.cards[0].slot_classes),
+            peer=_peer_plan(lane, layout, plan.cards[0].slots),
             link=lane.link,
             starts_asleep=lane.starts_asleep,
         )
@@ -243,7 +249,8 @@ class ModelRunner:
                 f"{free_mib} MiB cannot be freed on card {self._plan.card}: its expert slots hold {format_bytes(self._plan.slots_bytes)}"
             )
         if missing_bytes > 0:
-            self._given_bytes += self._cache.give_back(missing_bytes)
+            with self._pair.drained():
+                self._given_bytes += self._cache.give_back(missing_bytes)
         return self._memory()
 
     def take_memory(self) -> CardMemory:
@@ -285,13 +292,8 @@ class ModelRunner:
             self._pair.link.serve(serving)
 
     @property
-    def keeps_state(self) -> bool:
-        """Whether its key/value state can be copied out: that of a GPU cannot yet."""
-        return not is_gpu(self._plan.card)
-
-    @property
     def state_id(self) -> str:
-        return kv_state_id(self._model.gguf.content_id, self._model.config, self._options.sizes.kv_type)
+        return kv_state_id(self._model.gguf.content_id, self._model.config, self._options.sizes.kv_type, self._plan.card)
 
     def state_bytes(self, num_tokens: int) -> int:
         return self._kv_state.nbytes(num_tokens)
@@ -361,23 +363,28 @@ class ModelRunner:
         return fill_order(uses, blob_bytes_table(self._model.arena.layout), slots, self._options.share)
 
     def _open_peer(self, card: Card) -> PeerTier | None:
-        plan, layout = self._options.peer, self._model.arena.layout
+        plan, layout, graph = self._options.peer, self._model.arena.layout, self._graph
         if plan is None:
             return None
-        if not isinstance(self._graph.table, native.ExpertTable) or is_gpu(plan.card):
-            raise SettingsError(f"card {self._plan.card}: a peer card is not in this version on GPUs; leave it out")
+        if is_gpu(plan.card) != graph.is_gpu:
+            raise SettingsError(f"card {self._plan.card}: card {plan.card} is of another kind and cannot help it", param="cards")
         policy = SwapPolicy(blob_bytes_table(layout), self._profile.uses, experts_per_row=self._model.config.top_k)
-        peer_card = open_card(plan.card, self._pool, self._options.isa)
-        return PeerTier(plan, card, peer_card, self._graph.table, layout, policy, self._options.max_swaps)
+        peer_card = open_card(plan.card, self._pool, self._options.isa, is_own=False)
+        open_rows = self._peer_rows(plan, card, peer_card) if graph.is_gpu else None
+        return PeerTier(plan, card, peer_card, graph.table, layout, policy, self._options.max_swaps, open_rows)
+
+    def _peer_rows(self, plan: PeerPlan, card: Card, peer_card: Card) -> Callable[[Table], PeerRows]:
+        """Two GPUs use each other's memory only after a trial. Called before the peer's slots are allocated."""
+        wanted = reaches(self._plan.card, plan.card) if plan.is_direct is None else plan.is_direct
+        is_direct = wanted and card.reach(peer_card)  # type: ignore[attr-defined]
+        graph = self._graph
+        return lambda table: native.CudaPeer(graph.program, graph.table, peer_card, table, is_direct)  # type: ignore[attr-defined]
 
     def _open_link(self) -> LinkEnd | None:
         options, model = self._options.link, self._model
         if options is None:
             return None
-        if not isinstance(self._graph.table, native.ExpertTable):
-            raise SettingsError(f"card {self._plan.card}: a link is not in this version on GPUs; leave it out")
-        max_rows, isa = self._options.sizes.max_rows, self._options.isa
-        return LinkEnd(options, model.config, model.arena.layout, max_rows, model.gguf.content_id, isa, self._graph.table)
+        return LinkEnd(options, model.config, model.arena.layout, model.gguf.content_id, self._options.isa, self._graph)
 
     def _warm_up(self, progress: Callable[[int, int], None]) -> dict[str, int]:
         """Runs the largest chunk with the most logits, and one window; what they leave in the key/value cache is overwritten.
@@ -408,6 +415,12 @@ def choose_isa(wanted: str) -> str:
 def _profile(named: Path | None, learned: Path, layout: ArenaLayout, fingerprint: str) -> Profile:
     """The profile that the settings name, which must be right, or else the one learned here, if there is one."""
     return load_profile(learned, layout, fingerprint) if named is None else read_profile(named, layout, fingerprint)
+
+
+def _peer_plan(lane: LanePlace, layout: ArenaLayout, own_slots: int) -> PeerPlan | None:
+    if lane.peer_card is None:
+        return None
+    return PeerPlan(lane.peer_card, deal_slots(layout, own_slots if lane.peer_slots is None else lane.peer_slots))
 
 
 def _default_state_dir() -> Path:

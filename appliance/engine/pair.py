@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypedDict
 
 import numpy as np
@@ -39,6 +40,10 @@ class Pair:
         """On the peer card."""
         return self.peer.num_swaps if self.peer is not None else 0
 
+    def drained(self) -> AbstractContextManager[None]:
+        """Inside, the own card computes nothing for the other engine."""
+        return self.link.drained() if self.link is not None else nullcontext()
+
     def begin_window(self, num_rows: int) -> None:
         """Before every run of so many rows."""
         if self.link is not None:
@@ -72,8 +77,8 @@ class Pair:
         )
 
     def close(self) -> None:
-        """Leaves the link and waits for copies under way."""
+        """Waits for copies under way and leaves the link. No window follows."""
+        if self.peer is not None:
+            self.peer.close()
         if self.link is not None:
             self.link.close()
-        if self.peer is not None:
-            self.peer.settle()

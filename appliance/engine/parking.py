@@ -21,10 +21,6 @@ class StateKeeper(Protocol):
     """A runner whose key/value state can be copied out and in. Confined to the engine loop."""
 
     @property
-    def keeps_state(self) -> bool:
-        """Whether it can."""
-
-    @property
     def state_id(self) -> str:
         """64 hexadecimal digits that are equal exactly if states can be exchanged: model, shapes, type of the cache."""
 

@@ -1,15 +1,18 @@
 """The peer tier: a second card as more expert cache of the same engine, with slots and a residency table of its own.
 
 A routed expert is looked up on the own card first and then on the peer's. The two caches hold different experts: what one of them
-has, the other does not bring in.
+has, the other does not bring in. A host card's program reads the peer's slots itself; between GPUs a window asks the peer card, which
+computes the rows and sends them back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from appliance.engine.cards import Card
@@ -18,7 +21,12 @@ from appliance.errors import MemoryBudgetError
 from appliance.memory.layout import ArenaLayout
 from appliance.memory.policy import ExpertId, Policy
 from appliance.memory.slots import SlotClass
+from appliance.memory.workspace import ALIGNMENT
+from appliance.models.recording import Table
+from appliance.peer_check import check_peers
 from cuda_ext import _native as native
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +35,31 @@ class PeerPlan:
 
     card: str
     slot_classes: tuple[SlotClass, ...]
+    is_direct: bool | None = None
+    """Whether two GPUs write into each other's memory, or else through the host's. None: what a trial finds."""
 
 
 def peer_tables_bytes(layout: ArenaLayout) -> int:
     """The second card's residency table, and counters that stay 0: the own card counts all uses."""
-    return 2 * -(-4 * len(layout.layers) * max(blobs.num_experts for blobs in layout.layers) // 64) * 64
+    return 2 * -(-4 * len(layout.layers) * max(blobs.num_experts for blobs in layout.layers) // 64) * 64 + ALIGNMENT
+
+
+def reaches(own: str, peer: str) -> bool:
+    """Whether two GPUs were seen to reach each other; says in the log if they do not."""
+    report = check_peers(*(int(card.partition(":")[2]) for card in (own, peer)))
+    if not report.reaches:
+        _log.warning("rows of the second card go through host memory", cards=[own, peer], reason=report.reason)
+    return report.reaches
+
+
+class PeerRows(Protocol):
+    """A second GPU that computes rows for an engine's windows."""
+
+    def attach(self) -> None:
+        """Before experts come into its slots."""
+
+    def detach(self) -> None:
+        """Before its slots lose their memory; no window may follow while experts are there."""
 
 
 class PeerTier:
@@ -42,14 +70,15 @@ class PeerTier:
         plan: PeerPlan,
         own: Card,
         peer: Card,
-        table: native.ExpertTable,
+        table: Table,
         layout: ArenaLayout,
         policy: Policy,
         max_swaps: int,
+        open_rows: Callable[[Table], PeerRows] | None = None,
     ) -> None:
         """`table`: the own card's, which looks here from now on. Tables change in the order of `own`'s commands.
 
-        Raises MemoryError.
+        `open_rows`: for GPUs, what answers the own card's windows from the peer's table. Raises MemoryError.
         """
         self._plan = plan
         shape = len(layout.layers), max(blobs.num_experts for blobs in layout.layers)
@@ -61,7 +90,8 @@ class PeerTier:
         self._slots_bytes = sum(slots.nbytes for slots in plan.slot_classes)
         self._cache.give_back(self._slots_bytes)
         self._is_attached = False
-        if isinstance(peer_table, native.ExpertTable):
+        self._rows = open_rows(peer_table) if open_rows else None
+        if isinstance(peer_table, native.ExpertTable) and isinstance(table, native.ExpertTable):
             table.set_peer(peer_table)
 
     @property
@@ -101,10 +131,14 @@ class PeerTier:
                 f"card {self._plan.card} does not have the {self._slots_bytes} bytes of its expert slots now; something else holds them"
             ) from None
         self._is_attached = True
+        if self._rows is not None:
+            self._rows.attach()
 
     def detach(self) -> None:
         """Gives the slots back."""
         if self._is_attached:
+            if self._rows is not None:
+                self._rows.detach()
             self._cache.give_back(self._slots_bytes)
             self._is_attached = False
 
@@ -113,6 +147,8 @@ class PeerTier:
         if self._is_attached:
             self._cache.between_windows(uses, own_held)
 
-    def settle(self) -> None:
-        """Waits for copies under way."""
+    def close(self) -> None:
+        """Waits for copies under way. No window follows."""
         self._cache.settle()
+        if self._rows is not None:
+            self._rows.detach()

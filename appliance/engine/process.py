@@ -1,7 +1,7 @@
 """The engine process: one card, one sequence, lines on stdin and stdout.
 
     python -m appliance.engine.process --settings JSON --card host:0 --lane lead --threads N [--share INDEX/COUNT]
-        [--peer-device host:1] [--peer-link FILE --peer-link-role 0|1 [--link-threads N]] [--asleep]
+        [--peer-device host:1 [--peer-slots N]] [--peer-link FILE --peer-link-role 0|1 [--link-threads N]] [--asleep]
         [--parked FOLDER --parked-mib N]
 
     --settings  a `Settings` as JSON, `model` given; the sealed arena of that model must exist
@@ -11,6 +11,7 @@
     --share     which part of the profile this engine's expert cache takes, counted from 0, such as 1/2 for the second of
                 two lanes, so that two caches together cover what one of twice the size would; default 0/1, all
     --peer-device     second card as more expert cache of this engine; taken by PEER_ATTACH
+    --peer-slots      how many expert slots the second card has; default: as many as the own one
     --peer-link       file through which two engines compute each other's rows; served by LINK_SERVE 1
     --peer-link-role  0 for the lead, 1 for the helper
     --link-threads    threads that compute the other engine's rows; default 1
@@ -81,6 +82,7 @@ class Lane:
     share_index: int
     share_count: int
     peer_card: str | None = None
+    peer_slots: int | None = None
     link: LinkOptions | None = None
     starts_asleep: bool = False
 
@@ -89,7 +91,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
     options = _parse(arguments)
     index, count = options.share
-    lane = Lane(options.lane, options.card, options.threads, index, count, options.peer_device, _link_options(options), options.asleep)
+    lane = Lane(
+        name=options.lane,
+        card=options.card,
+        num_threads=options.threads,
+        share_index=index,
+        share_count=count,
+        peer_card=options.peer_device,
+        peer_slots=options.peer_slots,
+        link=_link_options(options),
+        starts_asleep=options.asleep,
+    )
 
     def open_runner(report: Report) -> Runner:
         settings = _read_settings(options.settings)
@@ -146,7 +158,7 @@ def _open(open_runner: Callable[[Report], Runner], writer: LineWriter) -> Runner
 
 def _open_parking(runner: Runner, folder: Path | None, budget_mib: int) -> Parking | None:
     """None, with a line in the log, if there is no folder to be had: conversations are then computed again."""
-    if folder is None or not isinstance(runner, StateKeeper) or not runner.keeps_state:
+    if folder is None or not isinstance(runner, StateKeeper):
         return None
     try:
         return Parking(runner, ParkedStore(folder, runner.state_id, budget_mib * MIB))
@@ -221,6 +233,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", required=True, type=int)
     parser.add_argument("--share", default=(0, 1), type=_parse_share, metavar="INDEX/COUNT")
     parser.add_argument("--peer-device")
+    parser.add_argument("--peer-slots", type=int, metavar="N")
     parser.add_argument("--peer-link", type=Path, metavar="FILE")
     parser.add_argument("--peer-link-role", type=int, choices=(0, 1))
     parser.add_argument("--link-threads", type=int, default=1)
@@ -232,6 +245,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--peer-link and --peer-link-role go together")
     if options.peer_device == options.card:
         parser.error("--peer-device names the engine's own card; name the other one")
+    if options.peer_slots is not None and (options.peer_device is None or options.peer_slots < 0):
+        parser.error("--peer-slots is a number of slots of --peer-device")
     return options
 
 

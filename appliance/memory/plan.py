@@ -41,7 +41,7 @@ HOST_CHUNK = 256
 CUDA_CHUNK = 2048
 """Prompt tokens in one go, unless it is told otherwise."""
 CUDA_RESERVE_BYTES = 768 * MIB
-"""Left free on a GPU for its context, kernels and captured graphs: 568 MiB on an H200 (docs/benchmarks/gpu.md)."""
+"""Left free on a GPU, for each process on it, for context, kernels and captured graphs: 568 MiB on an H200 (docs/benchmarks/gpu.md)."""
 PARKED_CONTEXTS = 4
 """Full contexts that a pair may park, unless it is told otherwise."""
 WEB_BYTES = 256 * MIB
@@ -68,7 +68,11 @@ class PlanRequest:
     card_bytes: int | None
     """Budget of each card. None: an equal share of what the arena and the processes leave."""
     is_elastic: bool = False
-    """The lead may use the second card, and both engines compute each other's rows."""
+    """The engines share their cards."""
+    has_peer: bool = False
+    """The lead uses the second card too while the helper sleeps."""
+    peer_reserve_bytes: int = 0
+    """Left free on the second card for others."""
     parked_bytes: int | None = 0
     """For conversations that lanes had to leave. None: a few contexts of a pair, else nothing."""
 
@@ -99,6 +103,8 @@ class CardPlan:
     slot_classes: tuple[SlotClass, ...]
     budget_bytes: int | None
     """None: bounded by host memory alone."""
+    reserve_bytes: int = 0
+    """Left free beside the budget: CUDA's own memory, the lead's tables on the second card, and what the settings leave to others."""
 
     @property
     def slots(self) -> int:
@@ -132,6 +138,7 @@ class CardPlan:
             "slots_bytes": self.slots_bytes,
             "total_bytes": self.total_bytes,
             "budget_bytes": self.budget_bytes,
+            "reserve_bytes": self.reserve_bytes,
             "slots": self.slots,
             "slot_classes": [asdict(dealt) for dealt in self.slot_classes],
         }
@@ -227,13 +234,24 @@ def request_from(settings: Settings) -> PlanRequest:
     cards = chosen_cards(settings.cards)
     card_bytes = None if settings.card_memory_mib is None else settings.card_memory_mib * MIB
     parked_bytes = None if settings.parked_mib is None else settings.parked_mib * MIB
-    is_elastic = settings.elastic.enabled
-    if is_elastic and (len(cards) < MAX_CARDS or is_gpu(cards[0])):
+    elastic = settings.elastic
+    if elastic.enabled and len(cards) < MAX_CARDS:
         raise SettingsError(
-            f"elastic_enabled needs two host cards in this version, and there is {', '.join(cards)}; switch it off", param="elastic_enabled"
+            f"elastic_enabled needs two cards of one kind, and there is {', '.join(cards)} alone; name two, or switch it off",
+            param="elastic_enabled",
         )
-    chunk = settings.chunk or (CUDA_CHUNK if is_gpu(cards[0]) else HOST_CHUNK)
-    return PlanRequest(cards, settings.context, chunk, settings.kv_type, settings.slots, card_bytes, is_elastic, parked_bytes)
+    return PlanRequest(
+        cards=cards,
+        context=settings.context,
+        chunk=settings.chunk or (CUDA_CHUNK if is_gpu(cards[0]) else HOST_CHUNK),
+        kv_type=settings.kv_type,
+        slots=settings.slots,
+        card_bytes=card_bytes,
+        is_elastic=elastic.enabled,
+        has_peer=elastic.enabled and elastic.peer,
+        peer_reserve_bytes=elastic.peer_reserve_mib * MIB if elastic.enabled else 0,
+        parked_bytes=parked_bytes,
+    )
 
 
 def chosen_cards(wanted: str) -> tuple[str, ...]:
@@ -325,7 +343,8 @@ class _Planner:
         if free_bytes is None:
             there = ", ".join(self.machine.gpu_bytes) or "no GPU"
             raise SettingsError(f"cards names {card}, but this machine shows {there}", param="cards")
-        budget = max(0, min(free_bytes - CUDA_RESERVE_BYTES, request.card_bytes or free_bytes))
+        reserve_bytes = self._reserve_bytes(card, request)
+        budget = max(0, min(free_bytes - reserve_bytes, request.card_bytes or free_bytes))
         empty = CardPlan(
             card=card,
             dense_bytes=self.dense_bytes,
@@ -334,9 +353,17 @@ class _Planner:
             tables_bytes=cuda_tables_bytes(self.config),
             slot_classes=(),
             budget_bytes=budget,
+            reserve_bytes=reserve_bytes,
         )
         slots = slots_that_fit(slot_order(self.layout), budget - empty.total_bytes) if request.slots is None else request.slots
         return replace(empty, slot_classes=deal_slots(self.layout, slots))
+
+    def _reserve_bytes(self, card: str, request: PlanRequest) -> int:
+        """The lead's process keeps its part of CUDA and a residency table on the second card while the helper is awake."""
+        if card == request.cards[0]:
+            return CUDA_RESERVE_BYTES
+        lead_bytes = CUDA_RESERVE_BYTES + cuda_tables_bytes(self.config) if request.has_peer else 0
+        return CUDA_RESERVE_BYTES + lead_bytes + request.peer_reserve_bytes
 
     def _host_card(self, card: str, request: PlanRequest, context: int, chunk: int, share: int) -> CardPlan:
         empty = CardPlan(
@@ -397,7 +424,7 @@ def _budget_source(card: CardPlan) -> tuple[str, int]:
 
 
 def _budget_remedy(card: CardPlan) -> str:
-    return f"use a card with {_mib(card)} MiB free" if is_gpu(card.card) else f"raise card_memory_mib to {_mib(card)}"
+    return f"use a card with {_needed_mib(card)} MiB free" if is_gpu(card.card) else f"raise card_memory_mib to {_needed_mib(card)}"
 
 
 def _shared(plan: Plan) -> dict[str, int]:
@@ -406,8 +433,8 @@ def _shared(plan: Plan) -> dict[str, int]:
     return {name: nbytes for name, nbytes in shared.items() if nbytes or name == "the arena"}
 
 
-def _mib(card: CardPlan) -> int:
-    return -(-card.total_bytes // MIB)
+def _needed_mib(card: CardPlan) -> int:
+    return -(-(card.total_bytes + card.reserve_bytes) // MIB)
 
 
 def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, list[tuple[str, PlanRequest]]]]:

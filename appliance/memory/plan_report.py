@@ -32,7 +32,10 @@ def render_pair(plan: Plan) -> str:
         ("one at a time", "the lead's slots", f"the lead's too, {format_bytes(helper.slots_bytes)}; of the sleeping helper {rest}"),
         ("two at a time", "the lead's slots", f"the helper's, {format_bytes(helper.slots_bytes)}, and {rest}"),
     ]
-    return "\n".join([*(line.rstrip() for line in _table(rows)), held])
+    lines = [*(line.rstrip() for line in _table(rows)), held]
+    if helper.reserve_bytes > lead.reserve_bytes:
+        lines.append(f"{format_bytes(helper.reserve_bytes)} of {helper.card} are left free: both engines' part of CUDA is there")
+    return "\n".join(lines)
 
 
 def _cards(plan: Plan) -> list[str]:
@@ -42,6 +45,8 @@ def _cards(plan: Plan) -> list[str]:
     rows += [("together", *(format_bytes(card.total_bytes) for card in plan.cards))]
     if any(card.budget_bytes is not None for card in plan.cards):
         rows += [("budget", *("-" if card.budget_bytes is None else format_bytes(card.budget_bytes) for card in plan.cards))]
+    if any(card.reserve_bytes for card in plan.cards):
+        rows += [("left free", *(format_bytes(card.reserve_bytes) for card in plan.cards))]
     slots = [f"{card.card} has {card.slots} expert slots: {_classes(plan, index)}" for index, card in enumerate(plan.cards)]
     return [*_table(rows), "", *slots]
 

@@ -50,7 +50,8 @@ def _elastic(settings: Settings, plan: Plan, parked: tuple[str, ...], link: Path
     lead_threads = settings.pool_threads or usable_cores()
     helper_threads = settings.pool_threads or max(1, usable_cores() // 2)
     held = min(helper_threads, lead_threads - 1) if elastic.hold_threads is None else elastic.hold_threads
-    peer = ("--peer-device", plan.cards[1].card) if elastic.peer else ()
+    second = plan.cards[1]
+    peer = ("--peer-device", second.card, "--peer-slots", str(second.slots)) if elastic.peer else ()
     help_threads = ("--link-threads", str(elastic.link_threads))
     meet = ("--peer-link", str(link), *help_threads) if elastic.link else ()
     role = [("--peer-link-role", str(index)) if elastic.link else () for index in (0, 1)]

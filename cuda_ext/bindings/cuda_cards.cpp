@@ -25,6 +25,8 @@ namespace {
 
 using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Data = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RowsIn = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
+using RowsOut = nb::ndarray<uint8_t, nb::ndim<2>, nb::device::cpu>;
 using Entries = std::vector<std::tuple<int, int, int32_t>>;
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
@@ -33,12 +35,13 @@ View view_of(std::shared_ptr<Buffer> buffer, size_t nbytes) {
 }
 
 // One piece of memory on the card becomes table and counters; the counters land in pinned memory.
-std::shared_ptr<CudaExpertTable> new_table(CudaCard&, int num_layers, int num_experts, const View& memory) {
+std::shared_ptr<CudaExpertTable> new_table(CudaCard& card, int num_layers, int num_experts, const View& memory) {
+    const DeviceScope scope(card.device());
     const size_t table_bytes = (static_cast<size_t>(num_layers) * num_experts * sizeof(int32_t) + 63) / 64 * 64;
     const size_t uses_bytes = CudaExpertTable::uses_bytes(num_layers, num_experts);
     return std::make_shared<CudaExpertTable>(num_layers, num_experts, View::of(memory.buffer, memory.offset, table_bytes),
                                              View::of(memory.buffer, memory.offset + table_bytes, uses_bytes),
-                                             view_of(allocate_mapped(uses_bytes), uses_bytes));
+                                             view_of(allocate_mapped(uses_bytes), uses_bytes), card.compute_stream());
 }
 
 std::map<std::string, int64_t> rows_by_tier(const CudaExpertTable& table) {
@@ -50,6 +53,24 @@ std::map<std::string, int64_t> rows_by_tier(const CudaExpertTable& table) {
 void write_bytes(CudaCard& card, const View& to, const Data& data) {
     nb::gil_scoped_release released;
     card.write(to, data.data(), data.size());
+}
+
+template <class Rows>
+RowCopy row_copy(const Rows& rows, size_t card_pitch) {
+    if (rows.stride(1) != 1 || rows.stride(0) < 0) throw std::invalid_argument("the bytes of a row must lie one after the other");
+    return {rows.shape(0), rows.shape(1), card_pitch, static_cast<size_t>(rows.stride(0))};
+}
+
+void read_rows(CudaCard& card, const View& from, size_t pitch, const RowsOut& out) {
+    const RowCopy rows = row_copy(out, pitch);
+    nb::gil_scoped_release released;
+    card.read_rows(out.data(), from, rows);
+}
+
+void write_rows(CudaCard& card, const View& to, size_t pitch, const RowsIn& data) {
+    const RowCopy rows = row_copy(data, pitch);
+    nb::gil_scoped_release released;
+    card.write_rows(to, data.data(), rows);
 }
 
 Ticket update(CudaCard& card, const std::shared_ptr<CudaExpertTable>& table, const Entries& entries) {
@@ -80,6 +101,8 @@ void bind_card(nb::module_& module) {
             },
             "device"_a, "pool"_a, "isa"_a)
         .def_prop_ro("name", &CudaCard::name)
+        .def("make_current", &CudaCard::make_current, "The calling thread's own card from now on.")
+        .def("reach", &CudaCard::reach, "other"_a, "Whether both cards may use each other's memory from here on.")
         .def_prop_ro("free_bytes", &CudaCard::free_bytes)
         .def(
             "allocate",
@@ -94,6 +117,8 @@ void bind_card(nb::module_& module) {
              "Pins the arena as far as the system allows; returns how many bytes are.")
         .def("unpin", &CudaCard::unpin, Released(), "Before the arena's memory goes.")
         .def("write", &write_bytes, "to"_a, "data"_a, "Bytes to the card; blocks.")
+        .def("read_rows", &read_rows, "source"_a, "pitch"_a, "out"_a, "Rows, `pitch` bytes apart on the card, to the host; blocks.")
+        .def("write_rows", &write_rows, "to"_a, "pitch"_a, "data"_a, "Rows to the card, `pitch` bytes apart there; blocks.")
         .def_prop_rw(
             "window_blocks", [](const CudaCard& card) { return card.shape().window_blocks; }, &CudaCard::set_window_blocks)
         .def_prop_rw("streamed_ratio", &CudaCard::streamed_ratio, &CudaCard::set_streamed_ratio)
@@ -141,6 +166,8 @@ void bind_table(nb::module_& module) {
         .def(
             "entry", [](const CudaExpertTable& table, int layer, int expert) { return table.mirror().entry(layer, expert); },
             "layer"_a, "expert"_a)
+        .def(
+            "layer_blobs", [](const CudaExpertTable& table, int layer) { return table.mirror().layer_blobs(layer); }, "layer"_a)
         .def_prop_ro("rows_by_tier", &rows_by_tier, "Routed rows so far, by the tier that computed them.");
 }
 
@@ -172,6 +199,7 @@ void bind_cuda_program(nb::module_& module) {
 
 void bind_cuda_cards(nb::module_& module) {
     nb::exception<CudaError>(module, "CudaError");
+    module.def("cuda_device_count", &cuda_device_count, "How many GPUs this process can use.");
     bind_card(module);
     bind_table(module);
     bind_cuda_program(module);

@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstddef>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
@@ -126,9 +127,9 @@ void launch_layers(const WindowCase& c, cuda::GateUpProblem gate_up, cuda::DownP
 }
 
 // Runs on the host what belongs to the window, and returns when the card is through.
-void serve(const WindowCase& c, HostTier& tier, const cuda::MissPost& post, Pool& pool, cudaStream_t stream) {
+void serve(const WindowCase& c, HostTier& tier, Pool& pool, cudaStream_t stream) {
     if (!c.answered) {
-        while (std::atomic_ref(post.header->sequence).load(std::memory_order_acquire) == 0) std::this_thread::yield();
+        while (std::atomic_ref(*tier.post().sequence).load(std::memory_order_acquire) == 0) std::this_thread::yield();
         tier.abort();
         CUDA_CHECK(cudaStreamSynchronize(stream));
         return;
@@ -163,19 +164,20 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     const std::vector<uint8_t> zeros(num_experts * sizeof(uint32_t) + kNumTiers * sizeof(uint64_t));
     const OnCard state(zeros.data(), sizeof(cuda::MissState)), uses(zeros.data(), num_experts * sizeof(uint32_t));
     const OnCard tier_rows(zeros.data(), kNumTiers * sizeof(uint64_t));
-    const Mapped posts(cuda::post_bytes(shape)), arena(c.arena.nbytes() + 2 * kGuard);
+    const Mapped posts(HostTier::shared_bytes(shape)), arena(c.arena.nbytes() + 2 * kGuard);
     std::memcpy(arena.data() + kGuard, c.arena.data(), c.arena.nbytes());
 
     const View arena_view = View::of(Buffer::wrap(arena.data() + kGuard, c.arena.nbytes()), 0, c.arena.nbytes());
-    const View post_view = View::of(Buffer::wrap(posts.data(), cuda::post_bytes(shape)), 0, cuda::post_bytes(shape));
+    const size_t shared_bytes = HostTier::shared_bytes(shape);
+    const View post_view = View::of(Buffer::wrap(posts.data(), shared_bytes), 0, shared_bytes);
     const std::vector<HostTier::Layer> layers(c.num_layers, {arena_view, blob_bytes, c.gate, c.up, c.down});
     HostTier tier(shape, layers, post_view, host.isa());
 
     const cuda::Choice choice{logits.as<float>(), static_cast<int32_t>(num_experts), c.top_k, c.gating, c.renormalise, c.scale};
-    const cuda::ExpertPlaces places{slots.as<int32_t>(), blobs.data(),
-                                    c.arena_on_card ? reinterpret_cast<const uint8_t*>(arena.on_card()) + kGuard : nullptr,
-                                    blob_bytes, c.streamed_ratio};
-    const cuda::MissPost post = cuda::MissPost::in(posts.on_card(), shape);
+    const cuda::ExpertPlaces places{
+        slots.as<int32_t>(), nullptr,
+        blobs.data(),        c.arena_on_card ? reinterpret_cast<const uint8_t*>(arena.on_card()) + kGuard : nullptr,
+        blob_bytes,          c.streamed_ratio};
     cuda::GateUpProblem gate_up{};
     gate_up.num_rows = static_cast<int32_t>(rows);
     gate_up.hidden = hidden.as<float>();
@@ -187,7 +189,7 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     gate_up.gate = part_of(c.gate);
     gate_up.up = part_of(c.up);
     gate_up.h = h.as<float>();
-    gate_up.post = post;
+    gate_up.posts[cuda::kHostSource] = tier.post();
     gate_up.state = state.as<cuda::MissState>();
     gate_up.uses = uses.as<uint32_t>();
     gate_up.tier_rows = tier_rows.as<unsigned long long>();
@@ -198,7 +200,8 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     down.down = part_of(c.down);
     down.h = h.as<float>();
     down.hidden = hidden.as<float>();
-    down.host = {post.rows, &post.answer->done, &post.answer->abort};
+    down.posts[cuda::kHostSource] = tier.post();
+    down.words = tier.words();
     down.state = gate_up.state;
     down.polling = c.every_block_polls ? cuda::Polling::every_block : cuda::Polling::one_block;
     {
@@ -208,7 +211,7 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
         CUDA_CHECK(cudaStreamCreate(&stream));
         tier.begin();
         launch_layers(c, gate_up, down, stream);
-        serve(c, tier, cuda::MissPost::in(posts.data(), shape), host.pool(), stream);
+        serve(c, tier, host.pool(), stream);
         CUDA_CHECK(cudaStreamDestroy(stream));
     }
     std::vector<float> unused(num_pairs * c.gate.rows);
@@ -220,7 +223,7 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     result["uses"] = fetched<uint32_t>(uses, {num_experts});
     result["tier_rows"] = fetched<uint64_t>(tier_rows, {static_cast<size_t>(kNumTiers)});
     result["voided"] = left.voided != 0;
-    result["posted"] = left.posted;
+    result["posted"] = left.posted[cuda::kHostSource];
     result["host_posts"] = tier.num_posts();
     result["host_rows"] = tier.num_rows();
     return result;
@@ -266,18 +269,27 @@ nb::tuple plan_experts_window(int num_rows, int num_experts, int top_k, const Bl
     return nb::make_tuple(gate_up, result);
 }
 
+// Where the parts of a post lie in the memory that a HostTier is given.
 nb::dict offsets_of_post(int max_rows, int top_k, int hidden) {
-    const cuda::PostOffsets at = cuda::post_offsets({max_rows, top_k, hidden});
+    const cuda::PostShape shape{max_rows, top_k, hidden};
+    const size_t nbytes = HostTier::shared_bytes(shape), channel_bytes = link::channel_bytes(shape.geometry());
+    const std::shared_ptr<Buffer> memory = Buffer::allocate(nbytes);
+    const link::Channel channel = link::Channel::in(memory->data(), shape.geometry());
+    const cuda::MissPost post = cuda::MissPost::of(channel, channel);
     nb::dict offsets;
-    for (const auto& [name, offset] : {std::pair("answer", at.answer),
-                                       {"end", at.end},
-                                       {"experts", at.experts},
-                                       {"pairs", at.pairs},
-                                       {"groups", at.groups},
-                                       {"values", at.values},
-                                       {"rows", at.rows},
-                                       {"nbytes", at.nbytes}})
-        offsets[name] = offset;
+    const auto add = [&](const char* name, const void* part) {
+        offsets[name] = static_cast<const std::byte*>(part) - memory->data();
+    };
+    add("sequence", post.sequence);
+    add("done", post.done);
+    add("request", post.request);
+    add("experts", post.experts);
+    add("pair_rows", post.pair_rows);
+    add("groups", post.groups);
+    add("values", post.values);
+    add("rows", post.rows);
+    offsets["ended"] = channel_bytes + offsetof(cuda::WindowWords, ended);
+    offsets["nbytes"] = nbytes;
     return offsets;
 }
 

@@ -1,13 +1,15 @@
 """Model files in the shape of Qwen3-30B-A3B with fewer layers, their experts of any type.
 
 Weights are random valid blocks under sane scales: a few rows per tensor are drawn and dealt out, so that a file is written at the
-speed of the disk. What they say means nothing; how long it takes does not depend on it, but for the experts that are chosen: with a
-`Routing` their use is known (and layers add so little to a row that it is known in all of them).
+speed of the disk or, by several threads, of the memory. What they say means nothing; how long it takes does not depend on it, but for
+the experts that are chosen: with a `Routing` their use is known (and layers add so little to a row that it is known in all of them).
 """
 
 from __future__ import annotations
 
+import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ RESIDUAL_GAIN = 1e-4
 have a mean when they are drawn, so products add up in step: up to 400 times a row, the same for every token."""
 ROUTER_GAIN = 4.0
 DENSE_TYPE, HEAD_TYPE = "Q8_0", "Q6_K"
+NUM_WRITERS = min(16, os.cpu_count() or 1)
 
 
 def qwen3_shape(num_layers: int, context: int) -> ModelShape:
@@ -53,14 +56,19 @@ class BenchModel:
     expert_type: str
     dense_type: str = DENSE_TYPE
     routing: Routing | None = None
+    down_type: str | None = None
+    """Of the experts' down projections. None: as the others."""
+    counts: bool = False
+    """The likeliest token after t is t + 1: greedy text never comes round to the same experts. Needs a routing."""
 
     def kind_of(self, name: str) -> GgmlType:
         """Of the tensor of that name."""
         if "_exps." in name:
-            return TYPES_BY_NAME[self.expert_type]
+            return TYPES_BY_NAME[self.down_type if self.down_type and "ffn_down" in name else self.expert_type]
         if name.endswith("norm.weight") or "ffn_gate_inp" in name:
             return TYPES_BY_NAME["F32"]
-        return TYPES_BY_NAME[HEAD_TYPE if name == "output.weight" else self.dense_type]
+        is_head = name == "output.weight" or (self.counts and name == "token_embd.weight")
+        return TYPES_BY_NAME[HEAD_TYPE if is_head else self.dense_type]
 
     @property
     def bytes_per_token(self) -> int:
@@ -103,15 +111,33 @@ def write_model(model: BenchModel) -> None:
     unfinished = model.path.with_suffix(".part")
     with unfinished.open("wb") as file:
         file.write(head)
-        rng = np.random.default_rng(0)
-        mean = 0.0
-        for name, dims in model.shape.tensors().items():
-            rows = _rows(model, name, dims, mean, rng)
-            if name == "token_embd.weight" and model.routing:
-                mean = _mean_of_normed(rows[:NUM_EMBEDDINGS], kinds[name])
-            rows.tofile(file)
-            file.write(bytes(-rows.nbytes % ALIGNMENT))
+        file.truncate(len(head) + _data_bytes(model, kinds))
+    data = np.memmap(unfinished, np.uint8, "r+")
+    places = _places(model, kinds, data[len(head) :])
+    embedding = places.pop("token_embd.weight")
+    _write(model, "token_embd.weight", embedding, 0.0, np.random.default_rng(0))
+    mean = _mean_of_normed(embedding[:NUM_EMBEDDINGS], kinds["token_embd.weight"]) if model.routing else 0.0
+    if model.counts:
+        head_rows = places.pop("output.weight")
+        head_rows[1:], head_rows[0] = embedding[:-1], embedding[-1]
+    with ThreadPoolExecutor(NUM_WRITERS) as pool:
+        seeded = enumerate(places.items(), 1)
+        writes = [pool.submit(_write, model, name, rows, mean, np.random.default_rng(seed)) for seed, (name, rows) in seeded]
+    for write in writes:
+        write.result()
+    del data, places, embedding
     unfinished.rename(model.path)
+
+
+def _places(model: BenchModel, kinds: dict[str, GgmlType], data: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
+    """[rows, row bytes] of each tensor in the file."""
+    places = {}
+    offset = 0
+    for name, dims in model.shape.tensors().items():
+        nbytes = _tensor_bytes(kinds[name], dims)
+        places[name] = data[offset : offset + nbytes].reshape(int(np.prod(dims[1:])), -1)
+        offset += _padded(nbytes)
+    return places
 
 
 def _tensor_bytes(kind: GgmlType, dims: tuple[int, ...]) -> int:
@@ -127,7 +153,7 @@ def _data_bytes(model: BenchModel, kinds: dict[str, GgmlType]) -> int:
 
 
 def _head(model: BenchModel, kinds: dict[str, GgmlType]) -> bytes:
-    keys = model.shape.keys() | plain_tokenizer_keys(model.shape.vocab)
+    keys = model.shape.keys() | _tokenizer_keys(model.shape.vocab)
     tensors = model.shape.tensors()
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
     head += b"".join(encode_key(name, value_type, value) for name, (value_type, value) in keys.items())
@@ -139,22 +165,40 @@ def _head(model: BenchModel, kinds: dict[str, GgmlType]) -> bytes:
     return head + bytes(-len(head) % ALIGNMENT)
 
 
-def _rows(model: BenchModel, name: str, dims: tuple[int, ...], mean: float, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """[rows, row bytes]. `mean`: of the values of normed embeddings."""
+def _tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
+    """With what its one merge makes, so that a server opens the file too."""
+    keys = plain_tokenizer_keys(vocab)
+    name = "tokenizer.ggml.tokens"
+    value_type, array = keys[name]
+    assert isinstance(array, tuple)
+    element_type, tokens = array
+    return keys | {name: (value_type, (element_type, [*tokens[:-2], "ab", tokens[-1]]))}
+
+
+def _write(model: BenchModel, name: str, rows: NDArray[np.uint8], mean: float, rng: np.random.Generator) -> None:
+    """Draws `rows`, [rows, row bytes]. `mean`: of the values of normed embeddings."""
+    dims = model.shape.tensors()[name]
+    num_rows = len(rows)
     if name.endswith("norm.weight"):
-        return np.ones((1, dims[0]), np.float32).view(np.uint8)
-    num_rows = int(np.prod(dims[1:]))
+        rows[:] = np.ones(dims, np.float32).view(np.uint8)
+        return
     is_router = "ffn_gate_inp" in name
     num_drawn = num_rows if is_router else min(_most_drawn(model, name), num_rows)
     drawn = random_rows(model.kind_of(name), num_drawn * dims[0], rng, _gain(model, name, dims) / dims[0] ** 0.5)
     if is_router and model.routing:
         values = np.frombuffer(drawn, np.float32).reshape(num_drawn, -1)
-        return router_rows(values, model.shape.top_k, model.routing, mean, rng).view(np.uint8)
-    rows = np.frombuffer(drawn, np.uint8).reshape(num_drawn, -1)
-    return rows if num_drawn == num_rows else rows[rng.integers(0, num_drawn, num_rows)]
+        rows[:] = router_rows(values, model.shape.top_k, model.routing, mean, rng).view(np.uint8)
+        return
+    pool = np.frombuffer(drawn, np.uint8).reshape(num_drawn, -1)
+    if num_drawn == num_rows:
+        rows[:] = pool
+    else:
+        np.take(pool, rng.integers(0, num_drawn, num_rows), axis=0, out=rows, mode="clip")  # "raise" would go through a copy
 
 
 def _most_drawn(model: BenchModel, name: str) -> int:
+    if model.counts and name == "token_embd.weight":
+        return model.shape.vocab
     return NUM_EMBEDDINGS if model.routing and name == "token_embd.weight" else NUM_DRAWN
 
 

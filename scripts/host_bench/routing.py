@@ -1,8 +1,9 @@
 """Routers whose expert use is known beforehand: even, or skewed after Zipf's law.
 
 A router sees rows that are, but for little, normed embeddings. Those have a mean along the vector of ones (which values of most block
-types have, as their blocks are drawn) and are random beside it. Router rows are centred, so that this mean says nothing; then each
-gets a part along the ones again that shifts its logit by what its expert's use asks for.
+types have, as their blocks are drawn) and are random beside it. Router rows are centred, so that this mean says nothing, and made
+equally long, so that none wins more often than another. Then each gets a part along the ones again that shifts its logit by what its
+expert's use asks for.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ def router_rows(drawn: NDArray[np.float32], top_k: int, routing: Routing, mean: 
     Raises SystemExit where the embeddings cannot carry the skew.
     """
     num_experts, hidden = drawn.shape
-    rows = drawn - drawn.mean(axis=1, keepdims=True)
+    rows: NDArray[np.float32] = drawn - drawn.mean(axis=1, keepdims=True)
+    if routing.zipf and abs(mean) < LEAST_MEAN:
+        raise SystemExit(f"embeddings of this type have a mean of {mean:.2f}, too small for a skewed router; take Q4_K")
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows *= lengths.mean() / lengths
     if routing.zipf == 0:
         return rows
-    if abs(mean) < LEAST_MEAN:
-        raise SystemExit(f"embeddings of this type have a mean of {mean:.2f}, too small for a skewed router; take Q4_K")
     spread = float(np.sqrt(np.mean(rows.astype(np.float64) ** 2) * hidden * (1 - mean**2)))
     normal = NormalDist()
     shifts = np.array([spread * normal.inv_cdf(use) for use in expected_uses(num_experts, top_k, routing.zipf)])
-    return (rows + (rng.permutation(shifts) / (mean * hidden))[:, None]).astype(np.float32)
+    skewed: NDArray[np.float32] = (rows + (rng.permutation(shifts) / (mean * hidden))[:, None]).astype(np.float32)
+    return skewed

@@ -45,26 +45,25 @@ class PretendCard:
         self.tier = native.HostTier((ROWS, SHAPE.top_k, SHAPE.hidden), described, self.post, self.host)
 
     def words(self, part: str, num: int) -> NDArray[np.int32]:
-        offset = 0 if part == "header" else self.at[part]
-        return self.bytes[offset : offset + 4 * num].view(np.int32)
+        return self.bytes[self.at[part] :][: 4 * num].view(np.int32)
 
     def write_post(self, sequence: int, layer: int, x: Floats, experts: list[tuple[int, list[int]]]) -> None:
         """`experts`: (expert, its pairs)."""
         first = 0
         for i, (expert, pairs) in enumerate(experts):
             self.words("experts", 3 * (i + 1))[3 * i :] = expert, first, len(pairs)
-            self.words("pairs", first + len(pairs))[first:] = pairs
+            self.words("pair_rows", first + len(pairs))[first:] = [pair // SHAPE.top_k for pair in pairs]
             first += len(pairs)
         for row, values in enumerate(x):
             q, d, sums = native.quantise(values)
             group = np.concatenate([q.view(np.uint8), d.view(np.uint8), sums.view(np.uint8)], 1).reshape(-1)
             assert group.size == GROUP_BYTES
             self.bytes[self.at["groups"] + row * GROUP_BYTES :][:GROUP_BYTES] = group
-        self.words("header", 5)[1:] = layer, len(x), len(experts), first
-        self.words("header", 1)[0] = sequence
+        self.words("request", 4)[:] = layer, len(x), len(experts), first
+        self.words("sequence", 1)[0] = sequence
 
     def done(self) -> int:
-        return int(self.words("answer", 1)[0])
+        return int(self.words("done", 1)[0])
 
     def rows(self, num: int) -> Floats:
         offset = self.at["rows"]
@@ -126,7 +125,7 @@ def test_posts_of_a_window_are_answered_in_turn(num_threads: int, held: int, ser
 def test_the_card_itself_can_end_a_window(service: ThreadPoolExecutor) -> None:
     card = PretendCard([random_layer(SHAPE)], 2)
     window = serve(card, service)
-    card.words("end", 1)[0] = 1
+    card.words("ended", 1)[0] = 1
     window.result(DEADLINE_S)
     assert not card.tier.aborted
 

@@ -4,6 +4,7 @@
 
 #include "base/require.h"
 #include "cards/cuda_check.h"
+#include "cuda_ops/experts_window.h"
 
 namespace tandem {
 
@@ -17,14 +18,16 @@ View host_table(int num_layers, int num_experts) {
 
 }  // namespace
 
-CudaExpertTable::CudaExpertTable(int num_layers, int num_experts, View slots, View uses, View landed)
+CudaExpertTable::CudaExpertTable(int num_layers, int num_experts, View slots, View uses, View landed, cudaStream_t stream)
     : num_layers_(num_layers),
       num_experts_(num_experts),
+      stream_(stream),
       slots_(std::move(slots)),
       uses_(std::move(uses)),
       landed_(std::move(landed)),
       mirror_(num_layers, num_experts, host_table(num_layers, num_experts), host_table(num_layers, num_experts)),
-      num_resident_(num_layers, 0) {
+      num_resident_(num_layers, 0),
+      num_placed_(num_layers, 0) {
     const size_t entries = static_cast<size_t>(num_layers) * num_experts, counts = uses_bytes(num_layers, num_experts);
     require(slots_.nbytes >= entries * sizeof(int32_t) && uses_.nbytes >= counts && landed_.nbytes >= counts,
             "the memory of a residency table of " + std::to_string(entries) + " entries is too small");
@@ -32,13 +35,35 @@ CudaExpertTable::CudaExpertTable(int num_layers, int num_experts, View slots, Vi
 }
 
 void CudaExpertTable::set_entry(int layer, int expert, int32_t slot) {
+    CudaExpertTable& looked_up = viewer_ ? *viewer_ : *this;
     const bool was_resident = mirror_.entry(layer, expert) != ExpertTable::kAbsent;
+    const bool was_placed = looked_up.entry_on_card(layer, expert) != ExpertTable::kAbsent;
     mirror_.set_entry(layer, expert, slot);
     num_resident_[layer] += (slot != ExpertTable::kAbsent) - was_resident;
+    looked_up.num_placed_[layer] += (looked_up.entry_on_card(layer, expert) != ExpertTable::kAbsent) - was_placed;
 }
 
 bool CudaExpertTable::all_resident() const {
     return std::all_of(num_resident_.begin(), num_resident_.end(), [&](int num) { return num == num_experts_; });
+}
+
+bool CudaExpertTable::all_on_cards() const {
+    return std::all_of(num_placed_.begin(), num_placed_.end(), [&](int num) { return num == num_experts_; });
+}
+
+void CudaExpertTable::set_peer(CudaExpertTable& peer) {
+    require(&peer != this && peer.num_layers_ == num_layers_ && peer.num_experts_ == num_experts_,
+            "the tables of a card and its peer do not fit together");
+    require(std::all_of(peer.num_resident_.begin(), peer.num_resident_.end(), [](int num) { return num == 0; }),
+            "a peer's table must be empty at first");
+    peer_ = &peer;
+    peer.viewer_ = this;
+}
+
+int32_t CudaExpertTable::entry_on_card(int layer, int expert) const {
+    const int32_t slot = mirror_.entry(layer, expert);
+    const bool at_peer = slot == ExpertTable::kAbsent && peer_ && peer_->mirror_.entry(layer, expert) != ExpertTable::kAbsent;
+    return at_peer ? cuda::kAtPeer : slot;
 }
 
 size_t CudaExpertTable::uses_bytes(int num_layers, int num_experts) {
@@ -77,7 +102,7 @@ void CudaExpertTable::landed() {
 void CudaExpertTable::write_all() const {
     for (int layer = 0; layer < num_layers_; layer++) {
         std::vector<int32_t> entries(num_experts_);
-        for (int expert = 0; expert < num_experts_; expert++) entries[expert] = mirror_.entry(layer, expert);
+        for (int expert = 0; expert < num_experts_; expert++) entries[expert] = entry_on_card(layer, expert);
         CUDA_CHECK(cudaMemcpy(slots_on_card(layer), entries.data(), entries.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     }
 }

@@ -3,7 +3,9 @@
 #include <cuda_runtime.h>
 
 #include <array>
+#include <functional>
 #include <map>
+#include <memory>
 
 #include "cache/expert_table.h"
 #include "cache/tier.h"
@@ -14,8 +16,8 @@ namespace tandem {
 class CudaExpertTable {
   public:
     // `slots`: [layers, experts] int32 on the card. `uses`: [layers, experts] uint32 and kNumTiers uint64 behind it, on the card.
-    // `landed`: mapped host memory of the size of `uses`, where every run leaves its counts.
-    CudaExpertTable(int num_layers, int num_experts, View slots, View uses, View landed);
+    // `landed`: mapped host memory of the size of `uses`, where every run leaves its counts. `stream`: of the table's card.
+    CudaExpertTable(int num_layers, int num_experts, View slots, View uses, View landed, cudaStream_t stream);
 
     static size_t uses_bytes(int num_layers, int num_experts);
 
@@ -31,6 +33,24 @@ class CudaExpertTable {
     void set_entry(int layer, int expert, int32_t slot);
     int num_resident(int layer) const { return num_resident_[layer]; }
     bool all_resident() const;
+    // Whether a window finds every expert on this card or on the second one.
+    bool all_on_cards() const;
+
+    // The table of a second card, looked up where this one has nothing. Before the first run; both tables live equally long.
+    void set_peer(CudaExpertTable& peer);
+    CudaExpertTable* peer() const { return peer_; }
+    // Whose peer this table is, or null.
+    CudaExpertTable* viewer() const { return viewer_; }
+    // What this card's own entry should read: a slot, kAtPeer or kAbsent.
+    int32_t entry_on_card(int layer, int expert) const;
+    cudaStream_t stream() const { return stream_; }
+
+    // `settle` returns when nobody reads any more what was taken out of the table before it was called. Null: nobody but the runs
+    // of this engine ever reads.
+    void set_settle(std::function<void()> settle) { settle_ = std::move(settle); }
+    void settle() const {
+        if (settle_) settle_();
+    }
 
     int32_t* slots_on_card(int layer) const { return slots_.as<int32_t>() + layer * num_experts_; }
     uint32_t* uses_on_card(int layer) const { return uses_.as<uint32_t>() + layer * num_experts_; }
@@ -51,11 +71,16 @@ class CudaExpertTable {
 
     int num_layers_;
     int num_experts_;
+    cudaStream_t stream_;
+    CudaExpertTable* peer_ = nullptr;
+    CudaExpertTable* viewer_ = nullptr;
+    std::function<void()> settle_;
     View slots_;
     View uses_;
     View landed_;
     ExpertTable mirror_;
     std::vector<int> num_resident_;                // by layer
+    std::vector<int> num_placed_;                  // by layer, here or on the second card
     std::map<size_t, const uint8_t*> slot_bases_;  // by blob size
     std::map<size_t, const uint8_t*> next_slots_;  // where the next slot of that size must lie
     std::array<int64_t, kNumTiers> rows_{};

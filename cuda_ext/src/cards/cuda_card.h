@@ -16,7 +16,32 @@
 
 namespace tandem {
 
-// Confined to one thread, the engine loop. Tickets of `update` and of `copy` count separately; 0 is always done.
+// Rows of bytes on a card and in the host, each side with its own distance from one row to the next.
+struct RowCopy {
+    size_t num_rows;
+    size_t row_bytes;
+    size_t card_pitch;
+    size_t host_pitch;
+};
+
+// How many devices this process can use. Throws CudaError.
+int cuda_device_count();
+
+// Makes a device the calling thread's current one for as long as it lives.
+class DeviceScope {
+  public:
+    explicit DeviceScope(int device);
+    ~DeviceScope();
+    DeviceScope(const DeviceScope&) = delete;
+    DeviceScope& operator=(const DeviceScope&) = delete;
+
+  private:
+    int before_ = 0;
+    int device_;
+};
+
+// Confined to one thread, the engine loop. An engine's own card is that thread's current device; calls of another one make it
+// current while they run. Tickets of `update` and of `copy` count separately; 0 is always done.
 class CudaCard {
   public:
     // Throws CudaError for a device that is not there or cannot run this build. `pool` and `isa`: of the host tier.
@@ -26,6 +51,8 @@ class CudaCard {
     CudaCard& operator=(const CudaCard&) = delete;
 
     int device() const { return device_; }
+    // Makes it the calling thread's own card.
+    void make_current() const;
     const std::string& name() const { return name_; }
     Pool& pool() const { return *pool_; }
     const std::shared_ptr<Pool>& shared_pool() const { return pool_; }
@@ -33,6 +60,7 @@ class CudaCard {
     const cuda::CardShape& shape() const { return shape_; }
     // Before the first window.
     void set_window_blocks(int blocks) { shape_.window_blocks = blocks; }
+    int serving_priority() const { return serving_priority_; }
     cudaStream_t compute_stream() const { return compute_; }
     cudaStream_t copy_stream() const { return copy_; }
 
@@ -44,15 +72,23 @@ class CudaCard {
     // What is free on the device now, whoever holds the rest.
     size_t free_bytes() const;
 
+    // Whether kernels of each card may read and write the other's memory from here on: what is allocated later, in segments too.
+    bool reach(CudaCard& other);
+
     // Pins the arena as far as the system allows; returns how many bytes are pinned.
     size_t pin(const View& arena);
+    // The arena that another card of this process has pinned.
+    void share_pinned(const CudaCard& other) { pinned_ = other.pinned_; }
     // Before the arena's memory goes. Nothing may be running.
     void unpin();
     // Whether kernels may read the part in place.
     bool is_pinned(const View& part) const;
 
     // Host bytes to the card. Blocks.
-    void write(const View& to, const void* data, size_t nbytes);
+    void write(const View& to, const void* data, size_t nbytes, size_t offset = 0);
+    // Rows of bytes from or to the card, behind all earlier work of the compute stream. Both block.
+    void read_rows(void* to, const View& from, const RowCopy& rows);
+    void write_rows(const View& to, const void* from, const RowCopy& rows);
 
     // Changes entries of a residency table behind all earlier work of the compute stream.
     Ticket update(const std::shared_ptr<CudaExpertTable>& table, const std::vector<TableEntry>& entries);
@@ -84,6 +120,7 @@ class CudaCard {
         Ticket last_ = 0;
     };
 
+    void write_entries(const CudaExpertTable& table, const std::vector<TableEntry>& entries);
     void note(const std::string& use, const std::shared_ptr<Buffer>& buffer);
 
     int device_;
@@ -91,6 +128,7 @@ class CudaCard {
     std::string name_;
     std::shared_ptr<Pool> pool_;
     quant::Isa isa_;
+    int serving_priority_ = 0;  // of streams that answer somebody who waits
     cudaStream_t compute_ = nullptr;
     cudaStream_t copy_ = nullptr;
     Tickets updates_;
@@ -98,7 +136,8 @@ class CudaCard {
     std::vector<std::pair<std::string, std::weak_ptr<Buffer>>> allocated_;
     float streamed_ratio_ = 0.4f;
     View arena_;
-    std::unique_ptr<PinnedRange> pinned_;
+    std::shared_ptr<PinnedRange> pinned_;
+    std::vector<int> sharers_;         // devices that may use its memory too
     std::shared_ptr<Buffer> entries_;  // mapped: values of table entries on their way
     size_t next_entry_ = 0;
 };

@@ -25,6 +25,7 @@ Driver look_up_all() {
     look_up(found.mem_map, "cuMemMap");
     look_up(found.mem_unmap, "cuMemUnmap");
     look_up(found.mem_set_access, "cuMemSetAccess");
+    look_up(found.stream_wait_value, "cuStreamWaitValue32");
     return found;
 }
 

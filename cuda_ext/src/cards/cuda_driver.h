@@ -12,6 +12,7 @@ struct Driver {
     decltype(&cuMemMap) mem_map;
     decltype(&cuMemUnmap) mem_unmap;
     decltype(&cuMemSetAccess) mem_set_access;
+    decltype(&cuStreamWaitValue32) stream_wait_value;
 };
 
 // Throws CudaError if the driver lacks one of them.

@@ -103,12 +103,16 @@ ExpertsStep::ExpertsStep(CudaProgram& program, std::shared_ptr<CudaExpertTable> 
       parts_(parts),
       memory_(memory) {}
 
-cuda::ExpertPlaces ExpertsStep::places() const {
+cuda::ExpertPlaces ExpertsStep::places(const uint8_t* offered) const {
     const View first = table_->mirror().blob(layer_, 0);
     const size_t layer_bytes = first.nbytes * choice_.num_experts;
     const bool in_place = program_.card().is_pinned(View::of(first.buffer, first.offset, layer_bytes));
-    return {table_->slots_on_card(layer_), table_->slot_base(first.nbytes), in_place ? first.as<const uint8_t>() : nullptr,
-            first.nbytes, program_.card().streamed_ratio()};
+    return {table_->slots_on_card(layer_),
+            offered ? offered + static_cast<size_t>(layer_) * choice_.num_experts : nullptr,
+            table_->slot_base(first.nbytes),
+            in_place ? first.as<const uint8_t>() : nullptr,
+            first.nbytes,
+            program_.card().streamed_ratio()};
 }
 
 void ExpertsStep::window(const WindowRun& run) const {
@@ -119,12 +123,12 @@ void ExpertsStep::window(const WindowRun& run) const {
     gate_up.gamma = norm_.gamma;
     gate_up.eps = norm_.eps;
     gate_up.choice = choice_;
-    gate_up.places = places();
+    gate_up.places = places(run.offered);
     gate_up.gate = blob_part(parts_.gate);
     gate_up.up = blob_part(parts_.up);
     gate_up.h = memory_.hidden_rows;
     gate_up.layer = layer_;
-    gate_up.post = program_.post();
+    std::copy_n(program_.posts(), cuda::kNumSources, gate_up.posts);
     gate_up.state = program_.misses();
     gate_up.uses = table_->uses_on_card(layer_);
     gate_up.tier_rows = table_->tier_rows_on_card();
@@ -137,7 +141,9 @@ void ExpertsStep::window(const WindowRun& run) const {
     down.down = blob_part(parts_.down);
     down.h = memory_.hidden_rows;
     down.hidden = memory_.hidden;
-    down.host = {program_.post().rows, &program_.post().answer->done, &program_.post().answer->abort};
+    std::copy_n(program_.posts(), cuda::kNumSources, down.posts);
+    down.words = program_.words();
+    down.leaves_room = run.leaves_room;
     down.state = program_.misses();
     cuda::down_window(down, card, true, run.stream);
 }
@@ -157,7 +163,7 @@ cuda::ExpertsPromptProblem ExpertsStep::prompt_problem() const {
 }
 
 void ExpertsStep::prompt(const PromptRun& run) const {
-    const cuda::ExpertPlaces places = this->places();
+    const cuda::ExpertPlaces places = this->places(nullptr);
     cuda::RoutePromptProblem route{};
     route.logits = choice_.logits;
     route.gating = choice_.gating;
@@ -198,6 +204,13 @@ void ExpertsStep::stream_missing(const cuda::ExpertsPromptProblem& problem, cons
     for (size_t begin = 0; begin < missing.size();) begin = stream_batch(problem, missing, begin, run.stream);
 }
 
+// The second card's slot is nearer than the arena.
+View ExpertsStep::source_of(int expert) const {
+    const CudaExpertTable* peer = table_->peer();
+    const int32_t slot = peer ? peer->mirror().entry(layer_, expert) : ExpertTable::kAbsent;
+    return slot == ExpertTable::kAbsent ? table_->mirror().blob(layer_, expert) : peer->mirror().slot(slot);
+}
+
 size_t ExpertsStep::stream_batch(const cuda::ExpertsPromptProblem& problem, const std::vector<ExpertRows>& missing, size_t begin,
                                  cudaStream_t stream) const {
     const size_t blob_bytes = table_->mirror().blob(layer_, 0).nbytes;
@@ -208,7 +221,7 @@ size_t ExpertsStep::stream_batch(const cuda::ExpertsPromptProblem& problem, cons
     ring_->begin(buffer);
     for (size_t i = begin; i < end; i++) {
         std::byte* place = ring_->place(buffer, blob_bytes, static_cast<int>(i - begin));
-        ring_->copy(place, table_->mirror().blob(layer_, missing[i].expert));
+        ring_->copy(place, source_of(missing[i].expert));
         ring_->staged()[i] = missing[i];
         ring_->staged()[i].blob = reinterpret_cast<const uint8_t*>(place);
         num_pairs += missing[i].count;

@@ -80,10 +80,12 @@ class ExpertsStep final : public Step {
     void prompt(const PromptRun& run) const override;
 
   private:
-    cuda::ExpertPlaces places() const;
+    // `offered`: as in WindowRun.
+    cuda::ExpertPlaces places(const uint8_t* offered) const;
     cuda::ExpertsPromptProblem prompt_problem() const;
     void compute(const cuda::ExpertsPromptProblem& problem, int num_pairs, int num_experts, cudaStream_t stream) const;
     void stream_missing(const cuda::ExpertsPromptProblem& problem, const PromptRun& run) const;
+    View source_of(int expert) const;
     // Streams experts from `begin` of `missing` on; returns the first that did not fit.
     size_t stream_batch(const cuda::ExpertsPromptProblem& problem, const std::vector<ExpertRows>& missing, size_t begin,
                         cudaStream_t stream) const;

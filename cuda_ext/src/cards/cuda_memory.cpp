@@ -29,11 +29,14 @@ class MappedBuffer final : public Buffer {
 // A reserved range of addresses, cut into segments that have memory or not.
 class SegmentedBuffer final : public Buffer {
   public:
-    SegmentedBuffer(int device, CUdeviceptr base, size_t nbytes, size_t segment_bytes)
+    SegmentedBuffer(int device, CUdeviceptr base, size_t nbytes, size_t segment_bytes, const std::vector<int>& sharers)
         : Buffer(reinterpret_cast<void*>(base), nbytes),
           device_(device),
           segment_bytes_(segment_bytes),
-          handles_(nbytes / segment_bytes, 0) {}
+          handles_(nbytes / segment_bytes, 0) {
+        add_user(device);
+        for (const int sharer : sharers) add_user(sharer);
+    }
     ~SegmentedBuffer() override {
         for (size_t segment = 0; segment < handles_.size(); segment++) unmap(segment);
         driver().mem_address_free(address(0), nbytes());
@@ -62,15 +65,19 @@ class SegmentedBuffer final : public Buffer {
 
     CUdeviceptr address(size_t segment) const { return reinterpret_cast<CUdeviceptr>(data()) + segment * segment_bytes_; }
 
+    void add_user(int device) {
+        CUmemAccessDesc access{};
+        access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+        access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        users_.push_back(access);
+    }
+
     void map(size_t segment) {
         if (handles_[segment] != 0) return;
         CUmemAllocationProp place{};
         place.type = CU_MEM_ALLOCATION_TYPE_PINNED;
         place.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
         place.location.id = device_;
-        CUmemAccessDesc access{};
-        access.location = place.location;
-        access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         CUmemGenericAllocationHandle handle{};
         CUDA_DRIVER_CHECK(driver().mem_create(&handle, segment_bytes_, &place, 0));
         try {
@@ -80,7 +87,7 @@ class SegmentedBuffer final : public Buffer {
             throw;
         }
         handles_[segment] = handle;
-        CUDA_DRIVER_CHECK(driver().mem_set_access(address(segment), segment_bytes_, &access, 1));
+        CUDA_DRIVER_CHECK(driver().mem_set_access(address(segment), segment_bytes_, users_.data(), users_.size()));
     }
 
     void unmap(size_t segment) {
@@ -120,6 +127,7 @@ class SegmentedBuffer final : public Buffer {
 
     int device_;
     size_t segment_bytes_;
+    std::vector<CUmemAccessDesc> users_;
     std::vector<CUmemGenericAllocationHandle> handles_;  // 0: the segment has no memory
     std::vector<Range> discarded_;                       // sorted, disjoint parts that nobody needs
 };
@@ -148,13 +156,13 @@ std::shared_ptr<Buffer> allocate_mapped(size_t nbytes) {
     return std::make_shared<MappedBuffer>(data, nbytes);
 }
 
-std::shared_ptr<Buffer> allocate_segments(int device, size_t nbytes) {
+std::shared_ptr<Buffer> allocate_segments(int device, size_t nbytes, const std::vector<int>& sharers) {
     require(nbytes > 0, "a buffer of 0 bytes was asked for");
     const size_t segment_bytes = nbytes < kSegmentBytes ? round_up(nbytes, size_t{2} << 20) : kSegmentBytes;
     const size_t reserved = round_up(nbytes, segment_bytes);
     CUdeviceptr base = 0;
     CUDA_DRIVER_CHECK(driver().mem_address_reserve(&base, reserved, 0, 0, 0));
-    auto buffer = std::make_shared<SegmentedBuffer>(device, base, reserved, segment_bytes);
+    auto buffer = std::make_shared<SegmentedBuffer>(device, base, reserved, segment_bytes, sharers);
     buffer->touch(0, reserved);
     return buffer;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <thread>
 
@@ -37,7 +38,7 @@ CudaProgram::CudaProgram(std::shared_ptr<CudaCard> card, const Program::Limits& 
       staged_state_(mapped(sizeof(cuda::WindowState))),
       staged_tokens_(mapped(limits.max_rows * sizeof(int32_t))),
       misses_(on_card(sizeof(cuda::MissState))),
-      post_memory_(mapped(cuda::post_bytes(post_shape_))),
+      post_memory_(mapped(HostTier::shared_bytes(post_shape_))),
       end_(mapped(sizeof(cuda::WindowEnd))),
       likeliest_(mapped(limits.max_logits * sizeof(cuda::Likeliest))),
       read_(mapped(limits.vocab * sizeof(float))),
@@ -48,7 +49,6 @@ CudaProgram::CudaProgram(std::shared_ptr<CudaCard> card, const Program::Limits& 
     require(limits.max_logits <= cuda::kMaxWindowRows,
             "a run on a CUDA card gives at most " + std::to_string(cuda::kMaxWindowRows) + " rows of logits");
     require(tokens_.nbytes >= limits.max_rows * sizeof(int32_t), "the memory for a run's tokens is too small");
-    post_ = cuda::MissPost::in(post_memory_.data(), post_shape_);
 }
 
 CudaProgram::~CudaProgram() {
@@ -61,8 +61,25 @@ void CudaProgram::set_table(std::shared_ptr<CudaExpertTable> table) {
     table_ = std::move(table);
 }
 
+void CudaProgram::set_source(cuda::Source source, const cuda::MissPost& post, bool shares_card) {
+    require(!host_tier_, "a source of rows must be there before the first run");
+    posts_[source] = post;
+    if (source == cuda::kPeerSource) peer_shares_card_ = shares_card;
+}
+
+void CudaProgram::set_posted(cuda::Source source, uint32_t number) {
+    card_->write(misses_, &number, sizeof number, offsetof(cuda::MissState, posted) + source * sizeof number);
+}
+
+uint32_t CudaProgram::posted(cuda::Source source) const {
+    cuda::MissState state{};
+    CUDA_CHECK(cudaMemcpy(&state, misses_.data(), sizeof state, cudaMemcpyDeviceToHost));
+    return state.posted[source];
+}
+
 void CudaProgram::run(std::span<const int32_t> tokens, int64_t position, int num_logits) {
     limits_.check(tokens, position, num_logits);
+    const DeviceScope scope(card_->device());
     prepare();
     if (interrupted_.exchange(false, std::memory_order_relaxed)) throw Interrupted();
     num_logits_ = 0;
@@ -79,28 +96,45 @@ void CudaProgram::prepare() {
     if (host_tier_) return;
     require(table_ != nullptr && logits_ != nullptr, "the program was not recorded to its end");
     host_tier_ = std::make_unique<HostTier>(post_shape_, host_layers_, post_memory_, card_->isa());
+    host_tier_->set_watch([this] { watch(); });
+    posts_[cuda::kHostSource] = host_tier_->post();
 }
 
 // ---- windows ----
 
 void CudaProgram::run_window(std::span<const int32_t> tokens, int64_t position, int num_logits) {
     const int num_rows = static_cast<int>(tokens.size());
-    const cudaGraphExec_t graph = graph_for({num_rows, num_logits, usual_spans(position + num_rows)});
-    auto* state = staged_state_.as<cuda::WindowState>();
-    *state = {num_rows, num_logits, position, {}};
-    std::copy(tokens.begin(), tokens.end(), state->tokens);
-    host_tier_->begin();
-    watchdog_.arm(kWindowTimeoutS);
-    CUDA_CHECK(cudaGraphLaunch(graph, card_->compute_stream()));
-    await_window();
-    watchdog_.disarm();
-    if (end_.as<const cuda::WindowEnd>()->voided == 0) return;
+    offered_ = partner_ ? partner_->begin_window(num_rows, card_->compute_stream()) : nullptr;
+    bool voided = true;
+    try {
+        const cudaGraphExec_t graph = graph_for({num_rows, num_logits, usual_spans(position + num_rows), offered_});
+        auto* state = staged_state_.as<cuda::WindowState>();
+        *state = {num_rows, num_logits, position, {}};
+        std::copy(tokens.begin(), tokens.end(), state->tokens);
+        host_tier_->begin();
+        watchdog_.arm(kWindowTimeoutS);
+        CUDA_CHECK(cudaGraphLaunch(graph, card_->compute_stream()));
+        await_window();
+        watchdog_.disarm();
+        voided = end_.as<const cuda::WindowEnd>()->voided != 0;
+    } catch (...) {
+        if (partner_) partner_->end_window(true);
+        throw;
+    }
+    if (partner_) partner_->end_window(voided);
+    if (!voided) return;
     num_voided_++;
+    if (recover_peer_) recover_peer_();
     throw Interrupted();  // nothing was committed: the window can be run again
 }
 
+// The partner's death need not wait for the watchdog.
+void CudaProgram::watch() {
+    if (offered_ && !partner_->partner_is_there()) host_tier_->abort();
+}
+
 void CudaProgram::await_window() {
-    if (table_->all_resident()) {
+    if (table_->all_on_cards()) {
         host_tier_->await_end();
     } else {
         host_tier_->serve(card_->pool());
@@ -111,13 +145,13 @@ void CudaProgram::await_window() {
 
 cudaGraphExec_t CudaProgram::graph_for(const GraphKey& key) {
     if (const auto found = graphs_.find(key); found != graphs_.end()) return found->second;
-    const auto& [num_rows, num_logits, spans] = key;
+    const auto& [num_rows, num_logits, spans, offered] = key;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     const cudaStream_t stream = card_->compute_stream();
     CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     try {
-        enqueue_window({num_rows, num_logits, spans, stream});
+        enqueue_window({num_rows, num_logits, spans, offered, offered != nullptr || peer_shares_card_, stream});
     } catch (...) {
         cudaStreamEndCapture(stream, &graph);
         if (graph != nullptr) cudaGraphDestroy(graph);
@@ -137,7 +171,7 @@ void CudaProgram::enqueue_window(const WindowRun& run) {
     enqueue_end(run.num_logits, run.stream);
     cuda::FinishProblem finish{};
     finish.misses = misses_.as<cuda::MissState>();
-    finish.post = post_;
+    finish.words = host_tier_->words();
     finish.end = end_.as<cuda::WindowEnd>();
     finish.uses = table_->uses_on_card(0);
     finish.landed = table_->uses().as<uint32_t>();
@@ -173,6 +207,8 @@ void CudaProgram::run_prompt(std::span<const int32_t> tokens, int64_t position, 
 std::map<std::string, double> CudaProgram::profile(int32_t token, int64_t position, int repeats) {
     require(table_ != nullptr && table_->all_resident(), "only a window without misses can be profiled step by step");
     limits_.check(std::span(&token, 1), position, 1);
+    const DeviceScope scope(card_->device());
+    prepare();
     const cudaStream_t stream = card_->compute_stream();
     const cuda::WindowState state{1, 1, position, {token}};
     card_->write(state_, &state, sizeof state);
@@ -182,7 +218,7 @@ std::map<std::string, double> CudaProgram::profile(int32_t token, int64_t positi
     for (int repeat = 0; repeat < repeats; repeat++) {
         for (size_t i = 0; i < steps_.size(); i++) {
             CUDA_CHECK(cudaEventRecord(marks[i], stream));
-            steps_[i]->window({1, 1, usual_spans(position + 1), stream});
+            steps_[i]->window({1, 1, usual_spans(position + 1), nullptr, false, stream});
         }
         CUDA_CHECK(cudaEventRecord(marks.back(), stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));

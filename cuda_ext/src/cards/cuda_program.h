@@ -2,7 +2,9 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <array>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -24,8 +26,21 @@ namespace tandem {
 struct WindowRun {
     int num_rows;
     int num_logits;
-    int64_t usual_spans;  // of attention: the context used so far, rounded up
+    int64_t usual_spans;     // of attention: the context used so far, rounded up
+    const uint8_t* offered;  // [layers, experts] on the card: what the partner computes for it; or null
+    bool leaves_room;        // for kernels of others, while it waits for rows
     cudaStream_t stream;
+};
+
+// Another engine, which computes rows for this one's windows.
+class WindowPartner {
+  public:
+    virtual ~WindowPartner() = default;
+    // Before a window: what the partner offers, as in WindowRun; enqueues what brings it to the card.
+    virtual const uint8_t* begin_window(int num_rows, cudaStream_t stream) = 0;
+    // From time to time while a window is waited for that was offered something.
+    virtual bool partner_is_there() = 0;
+    virtual void end_window(bool voided) = 0;
 };
 
 // A chunk of a prompt.
@@ -68,7 +83,21 @@ class CudaProgram {
     const int32_t* tokens() const { return tokens_.as<const int32_t>(); }
     const cuda::WindowState* state() const { return state_.as<const cuda::WindowState>(); }
     cuda::MissState* misses() const { return misses_.as<cuda::MissState>(); }
-    const cuda::MissPost& post() const { return post_; }
+    const cuda::MissPost* posts() const { return posts_.data(); }
+    const cuda::WindowWords* words() const { return host_tier_->words(); }
+    const cuda::PostShape& post_shape() const { return post_shape_; }
+    const std::vector<HostTier::Layer>& host_layers() const { return host_layers_; }
+
+    // ---- whom windows ask beside the host tier; before the first run ----
+    // `shares_card`: its kernels run on this card too.
+    void set_source(cuda::Source source, const cuda::MissPost& post, bool shares_card);
+    // Null: there is no partner any more.
+    void set_partner(WindowPartner* partner) { partner_ = partner; }
+    // Called after a window that was given up: returns when the second card is through with what it was asked.
+    void set_peer_recovery(std::function<void()> recover) { recover_peer_ = std::move(recover); }
+    // The number that the next request comes after. Between windows.
+    void set_posted(cuda::Source source, uint32_t number);
+    uint32_t posted(cuda::Source source) const;
 
     // ---- running ----
     // Throws std::invalid_argument for rows beyond the limits, Interrupted, CudaError.
@@ -85,8 +114,8 @@ class CudaProgram {
     int64_t num_voided() const { return num_voided_; }
 
   private:
-    // Number of rows, of logits, and of usual spans.
-    using GraphKey = std::tuple<int, int, int64_t>;
+    // Number of rows, of logits, of usual spans, and what is offered.
+    using GraphKey = std::tuple<int, int, int64_t, const uint8_t*>;
 
     void prepare();
     void run_window(std::span<const int32_t> tokens, int64_t position, int num_logits);
@@ -95,6 +124,7 @@ class CudaProgram {
     void enqueue_window(const WindowRun& run);
     void enqueue_end(int num_logits, cudaStream_t stream);
     void await_window();
+    void watch();
 
     std::shared_ptr<CudaCard> card_;
     Program::Limits limits_;
@@ -109,7 +139,11 @@ class CudaProgram {
     View staged_tokens_;
     View misses_;
     View post_memory_;
-    cuda::MissPost post_{};
+    std::array<cuda::MissPost, cuda::kNumSources> posts_{};
+    bool peer_shares_card_ = false;
+    WindowPartner* partner_ = nullptr;
+    const uint8_t* offered_ = nullptr;  // to the window in progress
+    std::function<void()> recover_peer_;
     View end_;        // WindowEnd, mapped
     View likeliest_;  // [max_logits], mapped
     View read_;       // [vocab], mapped

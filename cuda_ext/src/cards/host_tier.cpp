@@ -15,7 +15,8 @@ namespace tandem {
 
 namespace {
 
-constexpr int kPauses = 2000;  // about 20 us: longer than a layer without a post takes
+constexpr int kPauses = 2000;        // about 20 us: longer than a layer without a post takes
+constexpr int kTurnsPerLook = 1024;  // of a waiting loop between two calls of the watch
 
 // The card writes and reads these words too.
 uint32_t load(uint32_t& word) {
@@ -23,13 +24,6 @@ uint32_t load(uint32_t& word) {
 }
 void store(uint32_t& word, uint32_t value) {
     std::atomic_ref(word).store(value, std::memory_order_release);
-}
-
-void rest(int& spins) {
-    if (spins++ >= kPauses) return std::this_thread::yield();
-#ifdef TANDEM_X86
-    _mm_pause();
-#endif
 }
 
 void check(const cuda::PostShape& shape, const HostTier::Layer& layer) {
@@ -44,18 +38,24 @@ void check(const cuda::PostShape& shape, const HostTier::Layer& layer) {
 
 }  // namespace
 
-HostTier::HostTier(const cuda::PostShape& shape, std::vector<Layer> layers, View post, quant::Isa isa)
-    : shape_(shape), layers_(std::move(layers)), memory_(std::move(post)), kernels_(&quant::row_kernels(isa)) {
+size_t HostTier::shared_bytes(const cuda::PostShape& shape) {
+    return link::channel_bytes(shape.geometry()) + sizeof(cuda::WindowWords);
+}
+
+HostTier::HostTier(const cuda::PostShape& shape, std::vector<Layer> layers, View shared, quant::Isa isa)
+    : shape_(shape), layers_(std::move(layers)), memory_(std::move(shared)), kernels_(&quant::row_kernels(isa)) {
     require(shape.max_rows >= 1 && shape.top_k >= 1 && shape.hidden >= 1 && shape.hidden % 32 == 0,
             "a host tier needs rows of a multiple of 32 values");
-    require(memory_.nbytes >= cuda::post_bytes(shape), "posts need " + std::to_string(cuda::post_bytes(shape)) +
-                                                           " bytes of memory, but got " + std::to_string(memory_.nbytes));
+    require(memory_.nbytes >= shared_bytes(shape),
+            "posts need " + std::to_string(shared_bytes(shape)) + " bytes of memory, but got " + std::to_string(memory_.nbytes));
     int64_t width = 0;
     for (const Layer& layer : layers_) {
         check(shape, layer);
         width = std::max(width, layer.gate.rows);
     }
-    post_ = cuda::MissPost::in(memory_.data(), shape);
+    const link::Channel channel = link::Channel::in(memory_.data(), shape.geometry());
+    post_ = cuda::MissPost::of(channel, channel);
+    words_ = reinterpret_cast<cuda::WindowWords*>(memory_.data() + link::channel_bytes(shape.geometry()));
     const size_t num_pairs = static_cast<size_t>(shape.max_rows) * shape.top_k;
     experts_.resize(num_pairs);
     hidden_.resize(num_pairs * width);
@@ -63,10 +63,10 @@ HostTier::HostTier(const cuda::PostShape& shape, std::vector<Layer> layers, View
 }
 
 void HostTier::begin() {
-    answered_ = load(post_.header->sequence);
-    store(post_.answer->done, answered_);
-    store(post_.answer->abort, 0);
-    store(post_.end->ended, 0);
+    answered_ = load(*post_.sequence);
+    store(*post_.done, answered_);
+    store(words_->abort, 0);
+    store(words_->ended, 0);
 }
 
 void HostTier::serve(Pool& pool) {
@@ -76,54 +76,62 @@ void HostTier::serve(Pool& pool) {
             if (worker.index() == 0) more = await_post();
             worker.barrier();
             if (!more) return;
-            expert_rows(worker, problem_, post_.header->num_pairs);
+            expert_rows(worker, problem_, post_.request->num_pairs);
             worker.barrier([&] { publish(); });
         }
     });
 }
 
 void HostTier::await_end() {
-    for (int spins = 0; !aborted() && load(post_.end->ended) == 0; rest(spins)) {
+    for (int turns = 0; !aborted() && load(words_->ended) == 0; rest(turns)) {
     }
 }
 
+void HostTier::rest(int& turns) {
+    if (++turns % kTurnsPerLook == 0 && watch_) watch_();
+    if (turns >= kPauses) return std::this_thread::yield();
+#ifdef TANDEM_X86
+    _mm_pause();
+#endif
+}
+
 void HostTier::end() {
-    store(post_.end->ended, 1);
+    store(words_->ended, 1);
 }
 
 void HostTier::abort() {
-    store(post_.answer->abort, 1);
+    store(words_->abort, 1);
 }
 
 bool HostTier::aborted() const {
-    return load(post_.answer->abort) != 0;
+    return load(words_->abort) != 0;
 }
 
 bool HostTier::await_post() {
-    for (int spins = 0; !aborted(); rest(spins)) {
-        if (load(post_.header->sequence) != answered_) {
+    for (int turns = 0; !aborted(); rest(turns)) {
+        if (load(*post_.sequence) != answered_) {
             read_post();
             return true;
         }
-        if (load(post_.end->ended) != 0) return false;
+        if (load(words_->ended) != 0) return false;
     }
     return false;
 }
 
 void HostTier::read_post() {
-    const cuda::PostHeader& header = *post_.header;
-    const Layer& layer = layers_[header.layer];
-    for (int i = 0; i < header.num_experts; i++) {
-        const cuda::PostedExpert& posted = post_.experts[i];
-        experts_[i] = {layer.blobs.as<const uint8_t>() + posted.expert * layer.blob_bytes, posted.expert, posted.first,
-                       posted.count};
+    const link::Request& request = *post_.request;
+    const Layer& layer = layers_[request.layer];
+    for (uint32_t i = 0; i < request.num_experts; i++) {
+        const link::RequestExpert& posted = post_.experts[i];
+        experts_[i] = {layer.blobs.as<const uint8_t>() + posted.expert * layer.blob_bytes, static_cast<int32_t>(posted.expert),
+                       static_cast<int32_t>(posted.first), static_cast<int32_t>(posted.count)};
     }
-    num_experts_ = header.num_experts;
+    num_experts_ = static_cast<int32_t>(request.num_experts);
     Routed routed{};
-    routed.order = post_.pairs;
+    routed.order = post_.pair_rows;
     routed.experts = experts_.data();
     routed.num_experts = &num_experts_;
-    routed.top_k = shape_.top_k;
+    routed.top_k = 1;  // pair_rows are rows already
     problem_.gate = layer.gate;
     problem_.up = layer.up;
     problem_.down = layer.down;
@@ -136,10 +144,10 @@ void HostTier::read_post() {
 }
 
 void HostTier::publish() {
-    answered_ = post_.header->sequence;
+    answered_ = load(*post_.sequence);
     num_posts_.fetch_add(1, std::memory_order_relaxed);
-    num_rows_.fetch_add(post_.header->num_pairs, std::memory_order_relaxed);
-    if (!aborted()) store(post_.answer->done, answered_);
+    num_rows_.fetch_add(post_.request->num_pairs, std::memory_order_relaxed);
+    if (!aborted()) store(*post_.done, answered_);
 }
 
 }  // namespace tandem

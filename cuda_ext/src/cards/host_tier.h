@@ -1,6 +1,7 @@
 // The host tier of a card: answers the posts of a window (cuda_ops/miss_post.h) with rows that the pool computes from the arena.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "base/buffer.h"
@@ -25,9 +26,19 @@ class HostTier {
         BlobMatrix down;
     };
 
-    // `post`: post_bytes(shape) of mapped memory, which must be zeroed together with the card's MissState.
+    // Memory that the card and the host share: a channel for the posts, and words.
+    static size_t shared_bytes(const cuda::PostShape& shape);
+
+    // `shared`: so much mapped memory, which must be zeroed together with the card's MissState.
     // Throws std::invalid_argument for layers that do not fit the shape or their blobs.
-    HostTier(const cuda::PostShape& shape, std::vector<Layer> layers, View post, quant::Isa isa);
+    HostTier(const cuda::PostShape& shape, std::vector<Layer> layers, View shared, quant::Isa isa);
+
+    // At the addresses of the host, which are those of the card too.
+    const cuda::MissPost& post() const { return post_; }
+    cuda::WindowWords* words() const { return words_; }
+
+    // Called from time to time while a window is waited for; it may abort.
+    void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
 
     // Nothing may be running on the card. What an aborted window posted last is forgotten.
     void begin();
@@ -38,7 +49,7 @@ class HostTier {
     // Waits, without the pool, for the end of a window that cannot post.
     void await_end();
 
-    // Ends `serve`. The card does the same by itself where its last kernel raises PostEnd.
+    // Ends `serve`. The card does the same by itself where its last kernel raises WindowWords::ended.
     void end();
     // Ends `serve` and every wait of the card; the window's result is void. Posts under way are not answered.
     void abort();
@@ -52,11 +63,14 @@ class HostTier {
     bool await_post();
     void read_post();
     void publish();
+    void rest(int& turns);
 
     cuda::PostShape shape_;
     std::vector<Layer> layers_;
     View memory_;
-    cuda::MissPost post_;
+    cuda::MissPost post_{};
+    cuda::WindowWords* words_ = nullptr;
+    std::function<void()> watch_;
     const quant::RowKernels* kernels_;
     std::vector<ExpertRows> experts_;  // [pairs]
     std::vector<float> hidden_;        // [pairs, width]

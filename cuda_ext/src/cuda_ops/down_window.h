@@ -1,5 +1,5 @@
-// The down matrices of a window's routed experts, the host's rows, and the combination: hidden += sum of weight * row, per row in
-// the order of its routed list. Shapes and tiers: experts_window.h.
+// The down matrices of a window's routed experts, the rows of others, and the combination: hidden += sum of weight * row, per row
+// in the order of its routed list. Shapes and tiers: experts_window.h.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -8,29 +8,25 @@
 
 namespace tandem::cuda {
 
-// Rows that somebody else computes: [its pairs, hidden], valid once `done` holds the number of the post, never if `abort` is not 0.
-// The host tier is one; a second card or another engine would be further ones.
-struct RowSource {
-    const float* rows;
-    const uint32_t* done;
-    const uint32_t* abort;
-};
-
 enum class Polling {
-    one_block,    // asks the host; the others ask a flag on the card
-    every_block,  // asks the host
+    one_block,    // asks who computes the rows; the others ask a flag on the card
+    every_block,  // asks them
 };
 
 struct DownProblem {
     int32_t num_rows;  // 1..kMaxWindowRows
     Choice choice;     // its logits come from a kernel before the one right before this one
     ExpertPlaces places;
-    BlobPart down;   // [hidden, width]
-    const float* h;  // [pairs, width], of gate_up_window, the kernel right before
-    float* hidden;   // [rows, hidden], added to
-    RowSource host;
+    BlobPart down;                // [hidden, width]
+    const float* h;               // [pairs, width], of gate_up_window, the kernel right before
+    float* hidden;                // [rows, hidden], added to
+    MissPost posts[kNumSources];  // as those of gate_up_window
+    const WindowWords* words;
     MissState* state;
     Polling polling = Polling::one_block;
+    // Whether the kernel after this one may start only when no block waits any more. Else the two together take a multiprocessor,
+    // and two engines that compute for each other on such cards would wait for ever.
+    bool leaves_room = false;
 };
 
 // The grid, and offsets into a block's shared memory.

@@ -1,13 +1,13 @@
 // The routed experts of a window on the card: what gate_up_window and down_window share.
 //
-// gate_up_window  norm of the hidden rows; top-k; residency look-up; post of what the host computes; silu(gate(x)) * up(x)
-// down_window     top-k again; down of what gate_up left; the host's rows; combination in the order of the routed list; + hidden
+// gate_up_window  norm of the hidden rows; top-k; residency look-up; posts of what others compute; silu(gate(x)) * up(x)
+// down_window     top-k again; down of what gate_up left; the others' rows; combination in the order of the routed list; + hidden
 //
 // Bits: those of ops/norm.h, ops/route.h and ops/experts.h, wherever an expert is computed.
 //
-// Tiers: a resident expert is `own`. Of the m distinct others, in order of first appearance (pair = row * top_k + place), the
-// first floor(m * streamed_ratio + 1/2) are `streamed`: the card reads them in place from the arena, if that has an address
-// on the card. The rest are posted to the `host`.
+// Tiers: a resident expert is `own`, one in the slots of the second card `peer`, one that the other engine offers `linked`. Of the
+// m distinct others, in order of first appearance (pair = row * top_k + place), the first floor(m * streamed_ratio + 1/2) are
+// `streamed`: the card reads them in place from the arena, if that has an address on the card. The rest are posted to the `host`.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -31,9 +31,15 @@ struct Choice {
     float scale;
 };
 
+// Entries of a card's table that are no slots.
+constexpr int32_t kAbsent = -1;
+constexpr int32_t kAtPeer = -2;     // in a slot of the second card
+constexpr int32_t kAtPartner = -3;  // absent, but the other engine offers it; never in the table itself
+
 // Where one layer's blobs lie.
 struct ExpertPlaces {
-    const int32_t* slots;      // [experts] slot or -1, on the card; changes only between windows
+    const int32_t* slots;      // [experts] slot, kAbsent or kAtPeer, on the card; changes only between windows
+    const uint8_t* offered;    // [experts] on the card: not 0 where the other engine computes what this card lacks; or null
     const uint8_t* slot_base;  // slot s lies at slot_base + s * blob_bytes
     const uint8_t* arena;      // the layer's blobs as the card sees them in host memory, or null
     size_t blob_bytes;         // a multiple of 256
@@ -47,13 +53,6 @@ struct BlobPart {
     int32_t columns;
     size_t offset;  // a multiple of 16
     size_t row_bytes;
-};
-
-// On the card, one per card, zeroed together with the memory of its posts.
-struct MissState {
-    uint32_t posted;   // number of the last post
-    uint32_t arrived;  // the last post whose answer block 0 has seen
-    uint32_t voided;   // not 0: a wait was aborted and the window's result is void; cleared by the host before the next window
 };
 
 // What the kernels are planned for.

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(FinishProblem problem)
     problem.end->voided = problem.misses->voided;
     problem.misses->voided = 0;
     __threadfence_system();
-    device::store_release_system(&problem.post.end->ended, 1);
+    device::store_release_system(&problem.words->ended, 1);
 }
 
 }  // namespace

@@ -32,16 +32,16 @@ struct WindowEnd {
 
 struct FinishProblem {
     MissState* misses;
-    MissPost post;     // as the card sees it
-    WindowEnd* end;    // mapped
-    uint32_t* uses;    // [num_uses] counters on the card, cleared here
-    uint32_t* landed;  // [num_uses] where they go in mapped memory
+    WindowWords* words;  // mapped
+    WindowEnd* end;      // mapped
+    uint32_t* uses;      // [num_uses] counters on the card, cleared here
+    uint32_t* landed;    // [num_uses] where they go in mapped memory
     int32_t num_uses;
     uint32_t* counter;  // one word on the card, 0 between launches
 };
 
 // Runs behind everything else of the window: hands the counters over, reports and clears `misses->voided`, and at last raises
-// `post.end->ended`.
+// `words->ended`.
 void finish_window(const FinishProblem& problem, bool dependent, cudaStream_t stream);
 
 }  // namespace tandem::cuda

@@ -1,6 +1,6 @@
-// silu(gate(x)) * up(x) of a window's routed experts, for the pairs that the card computes; the others are posted to the host.
+// silu(gate(x)) * up(x) of a window's routed experts, for the pairs that the card computes; the others are posted.
 //
-// x is the norm of the hidden rows. `h` [pairs, width]: pairs of the host are not written. Shapes and tiers: experts_window.h.
+// x is the norm of the hidden rows. `h` [pairs, width]: pairs that are posted are not written. Shapes and tiers: experts_window.h.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -23,7 +23,7 @@ struct GateUpProblem {
     BlobPart up;
     float* h;
     int32_t layer;
-    MissPost post;  // as the card sees it
+    MissPost posts[kNumSources];  // as the card sees them; one that no expert needs may be null
     MissState* state;
     uint32_t* uses;                 // [experts] of the layer, added to; or null
     unsigned long long* tier_rows;  // [kNumTiers], added to; or null

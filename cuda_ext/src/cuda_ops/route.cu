@@ -79,7 +79,8 @@ __device__ __forceinline__ void group_pairs(RoutedList& r, int num_pairs, int to
     }
     if (thread < kMaxPairs) {
         const bool is_first = is_pair && first == thread;
-        const uint32_t firsts = __ballot_sync(~0u, is_first), misses = __ballot_sync(~0u, is_first && r.slots[max(id, 0)] < 0);
+        const uint32_t firsts = __ballot_sync(~0u, is_first),
+                       misses = __ballot_sync(~0u, is_first && r.slots[max(id, 0)] == kAbsent);
         r.first_pair[thread] = first;
         if (thread % 32 == 0) {
             r.firsts[thread / 32] = firsts;
@@ -94,7 +95,7 @@ __device__ __forceinline__ void group_pairs(RoutedList& r, int num_pairs, int to
     for (int pair = 0; pair < num_pairs; pair++) place += r.first_pair[pair] < first;
     r.expert_of[thread] = index;
     r.pairs[place] = thread;
-    r.tier_place[thread] = before;
+    r.side_place[thread] = before;
     if (first != thread) return;
     RoutedExpert& expert = r.experts[index];
     expert.expert = id;
@@ -103,7 +104,25 @@ __device__ __forceinline__ void group_pairs(RoutedList& r, int num_pairs, int to
     expert.input_rows = input_rows;
 }
 
-// .tier and .blob of the experts. Thread p has pair p.
+// Who computes an expert of a table's entry, and where its bytes are.
+__device__ __forceinline__ void place_expert(RoutedExpert& expert, const ExpertPlaces& places, int slot, bool streamed) {
+    const bool at_peer = slot == kAtPeer, at_partner = slot == kAtPartner;
+    expert.tier = static_cast<int32_t>(slot >= 0    ? Tier::own
+                                       : at_peer    ? Tier::peer
+                                       : at_partner ? Tier::linked
+                                       : streamed   ? Tier::streamed
+                                                    : Tier::host);
+    expert.side = slot >= 0    ? kCardSide
+                  : at_peer    ? static_cast<int>(kPeerSource)
+                  : at_partner ? static_cast<int>(kLinkedSource)
+                  : streamed   ? kCardSide
+                               : static_cast<int>(kHostSource);
+    expert.blob = expert.side != kCardSide ? nullptr
+                  : slot >= 0 ? places.slot_base + static_cast<ptrdiff_t>(slot) * static_cast<ptrdiff_t>(places.blob_bytes)
+                              : places.arena + expert.expert * places.blob_bytes;
+}
+
+// .tier, .side and .blob of the experts. Thread p has pair p.
 __device__ __forceinline__ void place_experts(RoutedList& r, const ExpertPlaces& places, int num_pairs, int thread) {
     if (thread >= num_pairs || r.first_pair[thread] != thread) return;
     int num_misses = 0, misses_before = 0;
@@ -115,63 +134,54 @@ __device__ __forceinline__ void place_experts(RoutedList& r, const ExpertPlaces&
     const float ratio = places.arena ? places.streamed_ratio : 0.0f;
     const int num_streamed = static_cast<int>(quant::add(quant::mul(static_cast<float>(num_misses), ratio), 0.5f));
     RoutedExpert& expert = r.experts[r.expert_of[thread]];
-    const int slot = r.slots[expert.expert];
-    const bool streamed = slot < 0 && misses_before < num_streamed;
-    expert.tier = static_cast<int32_t>(slot >= 0 ? Tier::own : streamed ? Tier::streamed : Tier::host);
-    expert.blob = slot >= 0  ? places.slot_base + static_cast<ptrdiff_t>(slot) * static_cast<ptrdiff_t>(places.blob_bytes)
-                  : streamed ? places.arena + expert.expert * places.blob_bytes
-                             : nullptr;
+    place_expert(expert, places, r.slots[expert.expert], misses_before < num_streamed);
 }
 
-// on_card, on_host, tier_first and the numbers. Thread i has expert i.
-__device__ __forceinline__ void split_tiers(RoutedList& r, int thread) {
-    if (thread >= r.num_experts) return;
-    const bool host = r.experts[thread].blob == nullptr;
+// of_side, side_first and the numbers. Thread i has expert i; threads behind those have a side each, too.
+__device__ __forceinline__ void split_sides(RoutedList& r, int thread) {
+    const bool is_total = thread >= kMaxPairs && thread < kMaxPairs + kNumSides;
+    if (!is_total && thread >= r.num_experts) return;
+    const int side = is_total ? thread - kMaxPairs : r.experts[thread].side;
     int index = 0, rows = 0;
-    for (int i = 0; i < thread; i++) {
-        if ((r.experts[i].blob == nullptr) != host) continue;
+    for (int i = 0; i < min(thread, r.num_experts); i++) {
+        if (r.experts[i].side != side) continue;
         index++;
         rows += r.experts[i].count;
     }
-    (host ? r.on_host : r.on_card)[index] = thread;
-    r.experts[thread].tier_first = rows;
-    if (thread + 1 < r.num_experts) return;
-    const int experts = index + 1, pairs = rows + r.experts[thread].count, all = r.experts[thread].first + r.experts[thread].count;
-    r.num_on_host = host ? experts : r.num_experts - experts;
-    r.num_on_card = r.num_experts - r.num_on_host;
-    r.num_host_pairs = host ? pairs : all - pairs;
-    r.num_card_pairs = all - r.num_host_pairs;
+    if (is_total) {
+        r.num_of_side[side] = index;
+        r.pairs_of_side[side] = rows;
+        return;
+    }
+    r.of_side[side][index] = thread;
+    r.experts[thread].side_first = rows;
 }
 
 // The whole list of a window of one row by one warp: every expert has one pair, in the order of the list.
 __device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& places, int top_k, int lane) {
     const bool listed = lane < top_k;
     const int id = listed ? r.ids[lane] : 0, slot = listed ? r.slots[id] : 0;
-    const uint32_t before = (1u << lane) - 1, misses = __ballot_sync(~0u, slot < 0);
+    const uint32_t before = (1u << lane) - 1, misses = __ballot_sync(~0u, slot == kAbsent);
     const float ratio = places.arena ? places.streamed_ratio : 0.0f;
     const int num_streamed = static_cast<int>(quant::add(quant::mul(static_cast<float>(__popc(misses)), ratio), 0.5f));
-    const bool host = slot < 0 && __popc(misses & before) >= num_streamed;
-    const uint32_t hosts = __ballot_sync(~0u, host);
-    const int place = host ? __popc(hosts & before) : lane - __popc(hosts & before);
-    if (listed) {
-        RoutedExpert& expert = r.experts[lane];
-        expert.expert = id;
-        expert.first = lane;
-        expert.count = 1;
-        expert.input_rows = 0;
-        expert.tier = static_cast<int32_t>(slot >= 0 ? Tier::own : host ? Tier::host : Tier::streamed);
-        expert.tier_first = place;
-        expert.blob = host        ? nullptr
-                      : slot >= 0 ? places.slot_base + static_cast<ptrdiff_t>(slot) * static_cast<ptrdiff_t>(places.blob_bytes)
-                                  : places.arena + id * places.blob_bytes;
-        (host ? r.on_host : r.on_card)[place] = lane;
-        r.expert_of[lane] = r.pairs[lane] = lane;
-        r.tier_place[lane] = place;
+    RoutedExpert expert{};
+    expert.expert = id;
+    expert.first = lane;
+    expert.count = 1;
+    place_expert(expert, places, slot, __popc(misses & before) < num_streamed);
+#pragma unroll
+    for (int side = 0; side < kNumSides; side++) {
+        const uint32_t members = __ballot_sync(~0u, listed && expert.side == side);
+        if (expert.side == side) expert.side_first = __popc(members & before);
+        if (lane == side) r.num_of_side[side] = r.pairs_of_side[side] = __popc(members);
     }
-    if (lane > 0) return;
-    r.num_experts = top_k;
-    r.num_on_host = r.num_host_pairs = __popc(hosts);
-    r.num_on_card = r.num_card_pairs = top_k - r.num_on_host;
+    if (listed) {
+        r.experts[lane] = expert;
+        r.of_side[expert.side][expert.side_first] = lane;
+        r.expert_of[lane] = r.pairs[lane] = lane;
+        r.side_place[lane] = expert.side_first;
+    }
+    if (lane == 0) r.num_experts = top_k;
 }
 
 }  // namespace
@@ -200,9 +210,9 @@ __device__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& p
     __syncthreads();
     place_experts(r, places, num_pairs, thread);
     __syncthreads();
-    split_tiers(r, thread);
+    split_sides(r, thread);
     __syncthreads();
-    if (thread < num_pairs) r.tier_place[thread] += r.experts[r.expert_of[thread]].tier_first;
+    if (thread < num_pairs) r.side_place[thread] += r.experts[r.expert_of[thread]].side_first;
     __syncthreads();
 }
 

@@ -93,6 +93,8 @@ const char* cudaGetErrorName(cudaError_t error) {
             return "cudaErrorMemoryAllocation";
         case cudaErrorInvalidConfiguration:
             return "cudaErrorInvalidConfiguration";
+        case cudaErrorInvalidPitchValue:
+            return "cudaErrorInvalidPitchValue";
         case cudaErrorNotReady:
             return "cudaErrorNotReady";
         case cudaErrorLaunchFailure:

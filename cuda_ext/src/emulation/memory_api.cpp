@@ -108,6 +108,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t nbytes, cudaMemcpyKind
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                               cudaMemcpyKind kind, cudaStream_t stream) {
+    if (width > to_pitch || width > from_pitch) return cudaErrorInvalidPitchValue;
     for (size_t y = 0; y < height; y++) {
         const cudaError_t error = cudaMemcpyAsync(static_cast<uint8_t*>(to) + y * to_pitch,
                                                   static_cast<const uint8_t*>(from) + y * from_pitch, width, kind, stream);

@@ -6,6 +6,8 @@
 #include <set>
 #include <thread>
 
+#include "emulation/memory.h"
+
 namespace tandem::emulation {
 
 void Health::fail(const std::string& message) {
@@ -79,6 +81,7 @@ std::shared_ptr<CUstream_st> CUstream_st::of(cudaStream_t handle) {
 
 cudaStream_t CUstream_st::create() {
     auto stream = std::make_shared<CUstream_st>();
+    stream->device = tandem::emulation::device();
     std::lock_guard lock(streams().mutex);
     streams().by_handle[stream.get()] = stream;
     return stream.get();

@@ -55,6 +55,8 @@ struct CUstream_st : std::enable_shared_from_this<CUstream_st> {
     static bool destroy(cudaStream_t handle);
     static std::vector<std::shared_ptr<CUstream_st>> all();
 
+    int device = 0;
+
     void enqueue(Job job);  // into the capture, if there is one
     void wait_idle();
     bool idle();

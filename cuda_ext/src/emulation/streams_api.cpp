@@ -1,4 +1,5 @@
 // The runtime's calls for streams, events, captures and graphs.
+#include "emulation/memory.h"
 #include "emulation/stream.h"
 
 using namespace tandem::emulation;
@@ -63,6 +64,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 
 cudaError_t cudaDeviceSynchronize() {
     for (const auto& stream : CUstream_st::all()) {
+        if (stream->device != device()) continue;
         if (stream->capture) return cudaErrorStreamCaptureUnsupported;
         stream->wait_idle();
     }

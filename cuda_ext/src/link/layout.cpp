@@ -32,13 +32,24 @@ Channel channel_in(Carver& carver, const Geometry& geometry) {
     channel.request = carver.take<Request>(1);
     channel.experts = carver.take<RequestExpert>(std::min<size_t>(geometry.num_experts, pairs));
     channel.pair_rows = carver.take<int32_t>(pairs);
-    channel.values = carver.take<float>(rows * geometry.hidden);
     channel.groups = carver.take<quant::ActGroup>(rows * groups_of(geometry.hidden));
+    channel.values = carver.take<float>(rows * geometry.hidden);
     channel.rows = carver.take<float>(pairs * geometry.hidden);
     return channel;
 }
 
 }  // namespace
+
+Channel Channel::in(std::byte* memory, const Geometry& geometry) {
+    Carver carver(memory);
+    return channel_in(carver, geometry);
+}
+
+size_t channel_bytes(const Geometry& geometry) {
+    Carver carver(nullptr);
+    channel_in(carver, geometry);
+    return carver.used();
+}
 
 Parts Parts::in(std::byte* memory, const Geometry& geometry) {
     Carver carver(memory);

@@ -4,7 +4,7 @@
 //
 // Channel c carries requests of role c to the other role and the rows back. Every word has one writer:
 //
-//   requester   seq, request, experts, pair_rows, values, groups
+//   requester   seq, request, experts, pair_rows, groups, values
 //   server      done, status, late, rows; its role's words; its residency
 //
 //   requester: fills the request ── seq = n ──>  server: reads it, writes rows, status, late ── done = n ──> requester reads
@@ -21,7 +21,7 @@
 namespace tandem::link {
 
 constexpr uint64_t kMagic = 0x4b4e494c4d444e54;  // "TNDMLINK"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int kFingerprintBytes = 64;
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
@@ -56,9 +56,10 @@ struct RoleWords {
     uint32_t num_attached;        // counts its processes
     alignas(kLine) uint32_t heartbeat;
     alignas(kLine) uint32_t serving;
+    alignas(kLine) uint32_t asking;  // its card may post requests by itself until this is 0 again
 };
-static_assert(sizeof(RoleWords) == 3 * kLine && offsetof(RoleWords, heartbeat) == kLine &&
-              offsetof(RoleWords, serving) == 2 * kLine);
+static_assert(sizeof(RoleWords) == 4 * kLine && offsetof(RoleWords, heartbeat) == kLine &&
+              offsetof(RoleWords, serving) == 2 * kLine && offsetof(RoleWords, asking) == 3 * kLine);
 
 struct ChannelWords {
     alignas(kLine) uint32_t seq;
@@ -83,16 +84,20 @@ struct alignas(kLine) Request {
     uint32_t num_pairs;
 };
 
-// Addresses inside the mapped file.
+// Addresses inside the mapped file, or inside memory of channel_bytes(geometry).
 struct Channel {
     ChannelWords* words;
     Request* request;
     RequestExpert* experts;   // [min(experts, pairs)]
     int32_t* pair_rows;       // [pairs] which of the rows below
-    float* values;            // [rows, hidden]
     quant::ActGroup* groups;  // [rows, groups of hidden]
+    float* values;            // [rows, hidden]
     float* rows;              // [pairs, hidden]
+
+    static Channel in(std::byte* memory, const Geometry& geometry);
 };
+
+size_t channel_bytes(const Geometry& geometry);
 
 struct Parts {
     FileHeader* header;

@@ -1,10 +1,7 @@
 #include "link/link.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #include <algorithm>
-#include <cstring>
+#include <chrono>
 
 #include "base/require.h"
 #include "link/channel_words.h"
@@ -16,67 +13,23 @@ namespace {
 
 constexpr int kChecksApart = 256;  // turns of a waiting loop between two looks at the partner
 
-bool same(const Geometry& a, const Geometry& b) {
-    return std::memcmp(&a, &b, sizeof(Geometry)) == 0;
-}
-
-std::string padded(const std::string& fingerprint) {
-    require(fingerprint.size() <= kFingerprintBytes, "a fingerprint has at most 64 characters");
-    std::string text = fingerprint;
-    text.resize(kFingerprintBytes, '\0');
-    return text;
-}
-
 }  // namespace
 
-size_t file_bytes(const Geometry& geometry) {
-    require(
-        geometry.num_layers > 0 && geometry.num_experts > 0 && geometry.top_k > 0 && geometry.max_rows > 0 && geometry.hidden > 0,
-        "a link needs layers, experts, rows and hidden values");
-    return Parts::in(nullptr, geometry).total_bytes;
-}
-
-void format(const View& file, const std::string& fingerprint, const Geometry& geometry) {
-    require(file.nbytes == file_bytes(geometry), "the link file has not the size of its geometry");
-    FileHeader& header = *file.as<FileHeader>();
-    header.magic = kMagic;
-    header.version = kVersion;
-    std::memcpy(header.fingerprint, padded(fingerprint).data(), kFingerprintBytes);
-    header.geometry = geometry;
-    header.total_bytes = file.nbytes;
-    store(header.state, static_cast<uint32_t>(FileState::ready));
-}
-
 Link::Link(View file, Options options, std::shared_ptr<ExpertTable> table)
-    : file_(std::move(file)),
-      options_(std::move(options)),
+    : options_(std::move(options)),
       table_(std::move(table)),
-      role_(options_.role),
-      partner_(1 - options_.role),
+      presence_(std::move(file), options_.role, options_.fingerprint, options_.geometry, options_.stuck_after_s),
+      asked_(presence_.asked()),
+      served_(presence_.served()),
       pool_(options_.num_threads) {
     const Geometry& geometry = options_.geometry;
-    require(role_ == 0 || role_ == 1, "a link has the roles 0 and 1");
     require(table_ != nullptr && table_->num_layers() == static_cast<int>(geometry.num_layers) &&
                 table_->num_experts() == static_cast<int>(geometry.num_experts),
             "the residency table is not of the link's geometry");
-    require(file_.nbytes == file_bytes(geometry), "the link file has not the size of its geometry");
-    parts_ = Parts::in(file_.data(), geometry);
-    const FileHeader& header = *parts_.header;
-    require(load(header.state) == static_cast<uint32_t>(FileState::ready) && header.magic == kMagic && header.version == kVersion,
-            "this is no link file of this version");
-    require(std::memcmp(header.fingerprint, padded(options_.fingerprint).data(), kFingerprintBytes) == 0 &&
-                same(header.geometry, geometry),
-            "the link file is of another model or of other sizes; use one chunk and one model for both engines");
-    asked_ = parts_.channels[role_];
-    served_ = parts_.channels[partner_];
     layers_.resize(geometry.num_layers);
     row_places_.resize(geometry.max_rows);
-    RoleWords& own = *parts_.roles[role_];
-    store(own.serving, 0);
-    begin_serving(*served_.words);
-    table_->set_published(parts_.resident[role_]);
-    store(own.num_attached, own.num_attached + 1);
-    store(own.pid, static_cast<uint32_t>(getpid()));
+    table_->set_published(presence_.resident());
+    presence_.arrive();
 }
 
 Link::~Link() {
@@ -85,14 +38,12 @@ Link::~Link() {
 
 void Link::close() {
     if (ending_.exchange(true)) return;
-    store(parts_.roles[role_]->serving, 0);
+    presence_.set_serving(false);
     wake(served_.words->seq);
     if (thread_.joinable()) thread_.join();
     table_->set_offered(nullptr);
     table_->set_published(nullptr);
-    store(parts_.roles[role_]->pid, 0);
-    if (partner_fd_ >= 0) ::close(partner_fd_);
-    partner_fd_ = -1;
+    presence_.leave();
 }
 
 void Link::set_layer(int layer, const BlobMatrix& gate, const BlobMatrix& up, const BlobMatrix& down) {
@@ -110,40 +61,20 @@ void Link::serve(bool serving) {
     require(!ending_, "the link is closed");
     for (const Layer& layer : layers_) require(layer.gate.rows > 0, "link: a layer has no matrices yet");
     if (serving && !thread_.joinable()) thread_ = std::thread([this] { work(); });
-    store(parts_.roles[role_]->serving, serving);
-}
-
-bool Link::load_serving(int role) const {
-    return load(parts_.roles[role]->serving) != 0;
+    presence_.set_serving(serving);
 }
 
 // Asking
 
-bool Link::partner_attached() const {
-    return load(parts_.roles[partner_]->pid) != 0;
-}
-
 bool Link::begin_window(int num_rows) {
-    const bool is_open = !ending_ && num_rows <= static_cast<int>(options_.geometry.max_rows) && load_serving(partner_) &&
-                         may_ask(*asked_.words) && partner_attached();
-    if (is_open) watch_partner();
-    table_->set_offered(is_open ? parts_.resident[partner_] : nullptr);
+    const bool is_open = !ending_ && num_rows <= static_cast<int>(options_.geometry.max_rows) && presence_.may_ask_partner();
+    table_->set_offered(is_open ? presence_.partner_resident() : nullptr);
     return is_open;
-}
-
-void Link::watch_partner() {
-    const RoleWords& partner = *parts_.roles[partner_];
-    const uint32_t attached = load(partner.num_attached);
-    if (attached == partner_attached_ && partner_fd_ >= 0) return;
-    if (partner_fd_ >= 0) ::close(partner_fd_);
-    partner_fd_ = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(load(partner.pid)), 0));
-    partner_attached_ = attached;
 }
 
 void Link::ask(const ExpertsProblem& p) {
     copy_request(p);
-    last_progress_ = std::chrono::steady_clock::now();
-    last_beat_ = load(parts_.roles[partner_]->heartbeat);
+    presence_.expect_partner();
     post(*asked_.words);
     wake(asked_.words->seq);
 }
@@ -188,23 +119,9 @@ void Link::collect(const ExpertsProblem& p) {
 bool Link::await_rows() {
     for (int spins = 0, turns = 1; !is_answered(*asked_.words); turns++) {
         rest(spins);
-        if (turns % kChecksApart == 0 && !partner_is_there()) return false;
+        if (turns % kChecksApart == 0 && !presence_.partner_is_there()) return false;
     }
     return load(asked_.words->status) == static_cast<uint32_t>(Status::computed);
-}
-
-// It lives, is attached, and its thread makes progress: slow is not gone.
-bool Link::partner_is_there() {
-    const RoleWords& partner = *parts_.roles[partner_];
-    pollfd exited{partner_fd_, POLLIN, 0};
-    if (partner_fd_ < 0 || poll(&exited, 1, 0) == 1 || load(partner.pid) == 0) return is_answered(*asked_.words);
-    const auto now = std::chrono::steady_clock::now();
-    const uint32_t beat = load(partner.heartbeat);
-    if (beat != last_beat_) {
-        last_beat_ = beat;
-        last_progress_ = now;
-    }
-    return std::chrono::duration<double>(now - last_progress_).count() < options_.stuck_after_s;
 }
 
 // Serving
@@ -238,7 +155,7 @@ void Link::work() {
 }
 
 void Link::idle(int& spins) {
-    beat();
+    presence_.beat();
     const uint32_t seq = load(served_.words->seq);
     if (spins < kRestsBeforeSleep) {
         rest(spins);
@@ -266,7 +183,8 @@ void Link::answer_request() {
 
 void Link::begin_computing() {
     std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, std::chrono::milliseconds(10), [&] { return num_holders_ == 0; })) beat();  // held, not stuck
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(10), [&] { return num_holders_ == 0; }))
+        presence_.beat();  // held, not stuck
     computing_ = true;
 }
 
@@ -276,7 +194,7 @@ void Link::end_computing() {
         computing_ = false;
     }
     changed_.notify_all();
-    beat();
+    presence_.beat();
 }
 
 // What the other process wrote is checked, so that a broken one cannot make this one read or write astray.
@@ -322,11 +240,6 @@ uint32_t Link::compute(int layer, const RequestExpert& expert) {
     problem.vector_kernels = &vector_kernels(options_.isa);
     pool_.run([&](Worker& worker) { expert_rows(worker, problem, expert.count); });
     return found.tier == Tier::own ? 0 : 1;
-}
-
-void Link::beat() {
-    uint32_t& heartbeat = parts_.roles[role_]->heartbeat;
-    store(heartbeat, heartbeat + 1);
 }
 
 }  // namespace tandem::link

@@ -1,7 +1,6 @@
 // One engine's end of a link on a host card: asks the partner for rows, and computes the partner's.
 #pragma once
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <string>
@@ -9,17 +8,12 @@
 #include <vector>
 
 #include "cache/expert_table.h"
-#include "link/layout.h"
+#include "link/presence.h"
 #include "ops/experts.h"
 #include "ops/linked_rows.h"
 #include "pool/pool.h"
 
 namespace tandem::link {
-
-// Size of the file. Throws std::invalid_argument for a geometry without rows, experts or hidden values.
-size_t file_bytes(const Geometry& geometry);
-// Writes the header of a new file, whose memory is zeroed; `fingerprint` of at most kFingerprintBytes.
-void format(const View& file, const std::string& fingerprint, const Geometry& geometry);
 
 struct Options {
     int role;  // 0 or 1
@@ -44,10 +38,10 @@ class Link : public LinkedRows {
 
     // Starts or stops to offer this card's experts. What is asked already is still answered.
     void serve(bool serving);
-    bool serving() const { return load_serving(role_); }
+    bool serving() const { return presence_.is_serving(); }
 
     // Whether the partner has a process here, so that its residency means something. It may have died this moment.
-    bool partner_attached() const;
+    bool partner_attached() const { return presence_.partner_attached(); }
     // Before a run of so many rows: whether its linked experts are asked of the partner. Tells the table.
     bool begin_window(int num_rows);
     // The last run is void because the partner did not answer; true once.
@@ -72,11 +66,8 @@ class Link : public LinkedRows {
         BlobMatrix gate, up, down;
     };
 
-    bool load_serving(int role) const;
     void copy_request(const ExpertsProblem& problem);
     bool await_rows();
-    bool partner_is_there();
-    void watch_partner();
 
     void work();
     void idle(int& spins);
@@ -85,14 +76,10 @@ class Link : public LinkedRows {
     uint32_t compute(int layer, const RequestExpert& expert);
     void begin_computing();
     void end_computing();
-    void beat();
 
-    View file_;
     Options options_;
     std::shared_ptr<ExpertTable> table_;
-    Parts parts_;
-    int role_;
-    int partner_;
+    Presence presence_;
     Channel asked_;   // this engine's requests
     Channel served_;  // the partner's
     std::vector<Layer> layers_;
@@ -102,10 +89,6 @@ class Link : public LinkedRows {
     std::vector<RequestExpert> awaited_;
     std::vector<int32_t> awaited_firsts_;  // where each expert's pairs stand in the run's list
     std::atomic<bool> lost_{false};
-    int partner_fd_ = -1;  // pidfd
-    uint32_t partner_attached_ = 0;
-    uint32_t last_beat_ = 0;
-    std::chrono::steady_clock::time_point last_progress_;
 
     // Serving
     Pool pool_;

@@ -1,0 +1,187 @@
+// The down products of experts by one block: a warp's share, and the rows that they take.
+#pragma once
+#include "cuda_ops/down_window.h"
+#include "cuda_ops/route.cuh"
+#include "cuda_ops/stage_ring.cuh"
+#include "quant/quantise_device.cuh"
+#include "quant/row_device.cuh"
+
+namespace tandem::cuda {
+
+// What a block knows: its columns of the output and its shared memory.
+struct DownBlock {
+    __device__ __forceinline__ DownBlock(const DownProblem& p, const DownPlan& plan)
+        : shared(device::dynamic_shared()),
+          list(*reinterpret_cast<RoutedList*>(shared)),
+          first_column(blockIdx.x * plan.block_columns),
+          num_columns(min(plan.block_columns, p.down.rows - first_column)),
+          sums(reinterpret_cast<float*>(shared + plan.sums)),
+          rows(reinterpret_cast<float*>(shared + plan.rows)) {}
+
+    unsigned char* shared;
+    RoutedList& list;
+    int first_column;
+    int num_columns;
+    float* sums;
+    float* rows;
+};
+
+// Experts whose input rows are held in shared memory together: first_expert .. end_expert - 1 of the card's.
+struct DownPass {
+    int first_expert;
+    int end_expert;
+    int first_pair;  // among the card's pairs
+    int end_pair;
+};
+
+__device__ __forceinline__ DownPass pass_from(const RoutedList& list, int first_expert, int held_pairs) {
+    DownPass pass{first_expert, first_expert, 0, 0};
+    if (first_expert < list.num_of_side[kCardSide])
+        pass.first_pair = list.experts[list.of_side[kCardSide][first_expert]].side_first;
+    pass.end_pair = pass.first_pair;
+    while (pass.end_expert < list.num_of_side[kCardSide]) {
+        const int end = pass.end_pair + list.experts[list.of_side[kCardSide][pass.end_expert]].count;
+        if (end - pass.first_pair > held_pairs) break;
+        pass.end_pair = end;
+        pass.end_expert++;
+    }
+    return pass;
+}
+
+// Some weight rows of one expert.
+struct DownChunk {
+    const RoutedExpert* expert;
+    int row;  // within the block's columns
+    int num_rows;
+    device::AlignedSpan bytes;
+};
+
+// A warp's share of a pass: every num_warps-th chunk.
+class DownItems {
+  public:
+    __device__ __forceinline__ DownItems(const DownProblem& p, const DownPlan& plan, const DownBlock& block, const DownPass& pass,
+                                         int warp)
+        : p_(p), plan_(plan), block_(block), pass_(pass) {
+        chunks_ = (block.num_columns + plan.ring_plan.stage_rows - 1) / plan.ring_plan.stage_rows;
+        fetched_ = computed_ = warp;
+        end_ = (pass.end_expert - pass.first_expert) * chunks_;
+    }
+
+    __device__ __forceinline__ bool fetch(device::StagedCopy& copy, uint8_t* stage, int lane) {
+        if (fetched_ >= end_) return false;
+        const DownChunk chunk = at(fetched_);
+        copy.start(stage, chunk.bytes.start, chunk.bytes.nbytes, lane);
+        fetched_ += plan_.ring_plan.num_warps;
+        return true;
+    }
+
+    __device__ __forceinline__ void compute(const uint8_t* stage, int lane) {
+        const DownChunk chunk = at(computed_);
+        computed_ += plan_.ring_plan.num_warps;
+        const int held = chunk.expert->side_first - pass_.first_pair;
+        quant::RowDots dots{};
+        dots.weights = stage + chunk.bytes.offset;
+        dots.row_bytes = p_.down.row_bytes;
+        dots.num_rows = chunk.num_rows;
+        dots.columns = p_.down.columns;
+        dots.num_inputs = chunk.expert->count;
+        if (plan_.wants_values)
+            dots.values = reinterpret_cast<const float*>(block_.shared + plan_.held) + static_cast<int64_t>(held) * p_.down.columns;
+        else
+            dots.groups = reinterpret_cast<const quant::ActGroup*>(block_.shared + plan_.held) + held * plan_.row_groups;
+        dots.table = block_.shared + plan_.table;
+        dots.out = block_.rows + chunk.expert->side_first * plan_.block_columns + chunk.row;
+        dots.out_stride = plan_.block_columns;
+        dots.input_rows = quant::kAllInputs;
+        quant::dot_rows(p_.down.type, dots, lane);
+    }
+
+  private:
+    __device__ __forceinline__ DownChunk at(int item) const {
+        const RoutedExpert& expert = block_.list.experts[block_.list.of_side[kCardSide][pass_.first_expert + item / chunks_]];
+        const int row = item % chunks_ * plan_.ring_plan.stage_rows,
+                  num_rows = min(plan_.ring_plan.stage_rows, block_.num_columns - row);
+        const uint8_t* bytes = expert.blob + p_.down.offset + (block_.first_column + row) * p_.down.row_bytes;
+        return {&expert, row, num_rows, device::aligned_span(bytes, num_rows * p_.down.row_bytes)};
+    }
+
+    const DownProblem& p_;
+    const DownPlan& plan_;
+    const DownBlock& block_;
+    const DownPass& pass_;
+    int chunks_;  // of one expert
+    int fetched_;
+    int computed_;
+    int end_;
+};
+
+// All of `h` into shared memory, many bytes under way at once. A barrier must follow.
+__device__ __forceinline__ void fetch_rows(const DownProblem& p, const DownPlan& plan, const DownBlock& block) {
+    const int units = p.choice.top_k * p.down.columns / 4;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < units; i += kWindowThreads)
+        device::copy_async16(block.shared + plan.fetched + 16 * i, reinterpret_cast<const float4*>(p.h) + i);
+    device::copy_async_commit();
+    device::copy_async_wait<0>();
+}
+
+// Values at .. at + 7 of a pair's row of `h`; zeros beyond its end.
+__device__ __forceinline__ void load_eight(const DownProblem& p, const DownPlan& plan, const DownBlock& block, int pair, int at,
+                                           float (&x)[8]) {
+    const int width = p.down.columns;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float4 v{};
+        if (at + 4 * i < width && plan.fetched != DownPlan::kNotFetched)
+            v = *reinterpret_cast<const float4*>(block.shared + plan.fetched + (pair * width + at + 4 * i) * sizeof(float));
+        else if (at + 4 * i < width)
+            v = __ldcg(reinterpret_cast<const float4*>(p.h + static_cast<int64_t>(pair) * width + at + 4 * i));
+        x[4 * i] = v.x;
+        x[4 * i + 1] = v.y;
+        x[4 * i + 2] = v.z;
+        x[4 * i + 3] = v.w;
+    }
+}
+
+// The rows of a pass from `h` into shared memory, in the form that `down` wants. `num_pairs`: of the window.
+__device__ __forceinline__ void hold_rows(const DownProblem& p, const DownPlan& plan, const DownBlock& block, const DownPass& pass,
+                                          int num_pairs) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = p.down.columns;
+#pragma unroll 1
+    for (int item = warp; item < num_pairs * plan.row_groups; item += kWindowWarps) {
+        const int pair = item / plan.row_groups, group = item % plan.row_groups, at = group * quant::kSuper + 8 * lane;
+        const int place = block.list.side_place[pair], held = place - pass.first_pair;
+        if (!block.list.experts[block.list.expert_of[pair]].blob || held < 0 || place >= pass.end_pair) continue;
+        float x[8] = {};
+        load_eight(p, plan, block, pair, at, x);
+        if (!plan.wants_values) {
+            auto* groups = reinterpret_cast<quant::ActGroup*>(block.shared + plan.held) + held * plan.row_groups;
+            quant::quantise_super(x, 1.0f, groups[group], lane);
+            continue;
+        }
+        float* values = reinterpret_cast<float*>(block.shared + plan.held) + static_cast<int64_t>(held) * width;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (at + i < width) values[at + i] = x[i];
+    }
+}
+
+// Everything from the first rows held on: fills block.rows with the rows of all pairs of the card. `ring` has begun to fetch
+// `items`, those of `pass`, if this warp `fetches`. A barrier must follow.
+__device__ __forceinline__ void multiply_down(const DownProblem& p, const DownPlan& plan, const DownBlock& block, DownPass& pass,
+                                              StageRing& ring, DownItems& items, bool fetches, int num_pairs) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    hold_rows(p, plan, block, pass, num_pairs);
+    __syncthreads();
+    if (fetches) ring.run(items, lane);
+    while (pass.end_expert < block.list.num_of_side[kCardSide]) {
+        __syncthreads();
+        pass = pass_from(block.list, pass.end_expert, plan.held_pairs);
+        hold_rows(p, plan, block, pass, num_pairs);
+        __syncthreads();
+        DownItems more(p, plan, block, pass, warp);
+        if (fetches) ring.run(more, lane);
+    }
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,312 @@
+"""The pair on CUDA cards: a second card as the peer tier, and two engines that compute each other's rows. Windows keep the bits of one
+card alone, whatever is attached, linked, swapped or gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from appliance.engine.link_options import LinkOptions
+from appliance.engine.model_runner import ModelRunner
+from appliance.memory.link_file import link_path
+from appliance.memory.policy import AlwaysSwap, blob_bytes_table
+from cuda_ext import _native as native
+from tests.arena_rig import shm_folder
+from tests.card.test_engine import DECODED, NUM_EXPERTS, PROMPT, SHAPE, TYPES, one_by_one
+from tests.engine_rig import ROOT
+from tests.random_models import RandomModel, fill, open_arena, open_runner, prefill, write_random_model
+
+Logits = NDArray[np.float32]
+SLOTS = NUM_EXPERTS // 3
+EXPERTS_PER_TOKEN = SHAPE.top_k * SHAPE.layers
+ROUTED_ROWS = len(DECODED) * EXPERTS_PER_TOKEN
+GPU = {"kv_type": "f16", "max_logits": 8, "chunk": 64}
+
+pytestmark = pytest.mark.skipif(native.cuda_device_count() < 2, reason="there is one GPU; a pair needs two")  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def shm_dir() -> Iterator[Path]:
+    with shm_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
+    return write_random_model(tmp_path_factory.mktemp("model") / "m.gguf", SHAPE, types=TYPES)
+
+
+@pytest.fixture(scope="module")
+def expected(model: RandomModel, shm_dir: Path) -> Logits:
+    """Of a host card, every token a window."""
+    with open_runner(model, shm_dir, kv_type="f16", max_logits=8) as runner:
+        return one_by_one(runner, DECODED)
+
+
+def same(logits: Logits, expected: Logits) -> bool:
+    return np.array_equal(logits.view(np.uint32), expected.view(np.uint32))
+
+
+def always(model: RandomModel, shm_dir: Path) -> AlwaysSwap:
+    with open_arena(model, shm_dir) as arena:
+        return AlwaysSwap(blob_bytes_table(arena.layout))
+
+
+# The peer tier
+
+
+@contextmanager
+def with_peer(model: RandomModel, shm_dir: Path, **options: object) -> Iterator[ModelRunner]:
+    with open_runner(model, shm_dir, slots=SLOTS, share=(0, 2), peer_slots=SLOTS, card="cuda:0", **GPU, **options) as runner:  # type: ignore[arg-type]
+        yield runner
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_peer_card_computes_its_experts_and_changes_no_bit(model: RandomModel, shm_dir: Path, expected: Logits, direct: bool) -> None:
+    with with_peer(model, shm_dir, peer_is_direct=direct) as runner:
+        assert same(one_by_one(runner, DECODED), expected)
+        assert "peer" not in runner.stats()["rows_by_tier"]
+        runner.attach_peer()
+        fill(runner)
+        before = runner.stats()["rows_by_tier"]
+        assert same(one_by_one(runner, DECODED), expected)
+        rows = runner.stats()["rows_by_tier"]
+        assert rows["peer"] > 0
+        others = rows["host"] + rows["streamed"] - before["host"] - before["streamed"]
+        assert others < (before["host"] + before["streamed"]) / 1.5, "the peer card takes rows off the host"
+        assert sum(rows.values()) == 2 * ROUTED_ROWS
+
+
+@pytest.mark.parametrize("rows", [2, 5, 8])
+def test_windows_of_several_rows_ask_the_peer_too(model: RandomModel, shm_dir: Path, expected: Logits, rows: int) -> None:
+    with with_peer(model, shm_dir) as runner:
+        runner.attach_peer()
+        fill(runner)
+        assert same(prefill(runner, DECODED, num_logits=rows, chunk=rows), expected)
+        assert runner.stats()["rows_by_tier"]["peer"] > 0
+
+
+def test_with_everything_on_two_cards_the_host_is_not_asked(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    half = NUM_EXPERTS // 2
+    with open_runner(model, shm_dir, slots=half, share=(0, 2), peer_slots=half, card="cuda:0", **GPU) as runner:  # type: ignore[arg-type]
+        runner.attach_peer()
+        fill(runner)
+        assert same(one_by_one(runner, DECODED), expected)
+        rows = runner.stats()["rows_by_tier"]
+        assert (rows["own"] > 0, rows["peer"] > 0, rows["host"]) == (True, True, 0)
+
+
+def test_attaching_and_detaching_in_the_middle_with_swaps_changes_no_bit(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    with with_peer(model, shm_dir, max_swaps=3, policy=always(model, shm_dir)) as runner:
+        parts = []
+        for position, token in enumerate(DECODED):
+            runner.attach_peer() if position // 6 % 2 == 0 else runner.detach_peer()
+            parts.append(one_by_one(runner, [token], position))
+        assert same(np.concatenate(parts), expected)
+        assert runner.stats()["rows_by_tier"]["peer"] > 0
+        assert runner.stats()["swaps"] > 0
+
+
+def test_a_prompt_takes_experts_from_the_peers_slots(model: RandomModel, shm_dir: Path) -> None:
+    with open_runner(model, shm_dir, slots=NUM_EXPERTS, card="cuda:0", **GPU) as runner:  # type: ignore[arg-type]
+        alone = prefill(runner, PROMPT, num_logits=8)
+    with with_peer(model, shm_dir) as runner:
+        runner.attach_peer()
+        fill(runner)
+        assert same(prefill(runner, PROMPT, num_logits=8), alone)
+
+
+# The link
+
+
+@contextmanager
+def linked_pair(model: RandomModel, shm_dir: Path, **options: object) -> Iterator[tuple[ModelRunner, ModelRunner]]:
+    """Two engines of one process, each offering its card to the other."""
+    path = link_path(shm_dir, "0" * 64, "cards")
+    links = [LinkOptions(path, role, stuck_after_s=20.0) for role in (0, 1)]
+    with (
+        open_runner(model, shm_dir, slots=SLOTS, share=(0, 2), link=links[0], card="cuda:0", **GPU, **options) as lead,  # type: ignore[arg-type]
+        open_runner(model, shm_dir, slots=SLOTS, share=(1, 2), link=links[1], card="cuda:1", **GPU, **options) as helper,  # type: ignore[arg-type]
+    ):
+        lead.serve_link(True)
+        helper.serve_link(True)
+        yield lead, helper
+        lead.serve_link(False)  # a card that waits for requests would hold up the end of the other engine in this process
+        helper.serve_link(False)
+    path.unlink()
+
+
+def missed(runner: ModelRunner) -> int:
+    rows = runner.stats()["rows_by_tier"]
+    return rows.get("host", 0) + rows.get("streamed", 0)
+
+
+def test_each_computes_the_others_rows_and_no_bit_changes(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    with open_runner(model, shm_dir, slots=SLOTS, share=(0, 2), card="cuda:0", **GPU) as alone:  # type: ignore[arg-type]
+        one_by_one(alone, DECODED)
+        unlinked = missed(alone)
+    with linked_pair(model, shm_dir) as (lead, helper):
+        assert same(one_by_one(lead, DECODED), expected)
+        assert same(one_by_one(helper, DECODED), expected)
+        for one, other in ((lead, helper), (helper, lead)):
+            rows = one.stats()["rows_by_tier"]
+            assert rows["linked"] == other.stats()["served_rows"] > 0
+            assert sum(rows.values()) == ROUTED_ROWS
+        assert missed(lead) < unlinked / 1.5
+
+
+@pytest.mark.parametrize("rows", [3, 8])
+def test_windows_of_several_rows_ask_the_partner_too(model: RandomModel, shm_dir: Path, expected: Logits, rows: int) -> None:
+    with linked_pair(model, shm_dir) as (lead, helper):
+        assert same(prefill(lead, DECODED, num_logits=rows, chunk=rows), expected)
+        assert lead.stats()["rows_by_tier"]["linked"] == helper.stats()["served_rows"] > 0
+
+
+def test_both_at_once_with_swaps_in_every_window(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    answers: dict[int, Logits] = {}
+    with linked_pair(model, shm_dir, max_swaps=3) as pair:
+        threads = [threading.Thread(target=lambda i=i: answers.update({i: one_by_one(pair[i], DECODED)})) for i in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert same(answers[0], expected)
+        assert same(answers[1], expected)
+        for runner in pair:
+            stats = runner.stats()
+            assert stats["rows_by_tier"]["linked"] > 0
+            assert stats["swaps"] > 0
+            assert stats["link_losses"] == 0
+
+
+def test_turning_the_link_off_and_on_between_windows_changes_no_bit(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    with linked_pair(model, shm_dir) as (lead, helper):
+        parts, linked = [], []
+        for position, token in enumerate(DECODED):
+            helper.serve_link(position // 6 % 2 == 0)
+            parts.append(one_by_one(lead, [token], position))
+            linked.append(lead.stats()["rows_by_tier"].get("linked", 0))
+        assert same(np.concatenate(parts), expected)
+        assert 0 < linked[5] == linked[11] < linked[17] == linked[23]
+
+
+def test_memory_that_is_given_back_is_withdrawn_and_offered_again(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    with linked_pair(model, shm_dir) as (lead, helper):
+        helper.free_memory(-(-helper.slots_bytes // 2**20))
+        assert helper.stats()["resident_experts"] == 0
+        assert same(one_by_one(lead, DECODED), expected)
+        assert "linked" not in lead.stats()["rows_by_tier"]
+        helper.take_memory()
+        fill(helper)
+        assert same(one_by_one(lead, DECODED), expected)
+        assert lead.stats()["rows_by_tier"]["linked"] > 0
+
+
+def test_lead_with_peer_and_link_goes_through_a_helpers_life(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    """The order of the desk: peer tier; detached while the helper wakes; linked; the helper sleeps; peer tier again."""
+    path = link_path(shm_dir, "0" * 64, "life")
+    links = [LinkOptions(path, role, stuck_after_s=20.0) for role in (0, 1)]
+    with (
+        with_peer(model, shm_dir, link=links[0], max_swaps=2) as lead,
+        open_runner(model, shm_dir, slots=SLOTS, share=(1, 2), link=links[1], card="cuda:1", asleep=True, **GPU) as helper,  # type: ignore[arg-type]
+    ):
+        lead.serve_link(True)
+        parts = []
+        for round_number in range(2):
+            position = 12 * round_number
+            lead.attach_peer()
+            fill(lead)
+            parts.append(one_by_one(lead, DECODED[position : position + 4], position))
+            lead.detach_peer()
+            helper.take_memory()
+            helper.serve_link(True)
+            fill(helper)
+            parts.append(one_by_one(lead, DECODED[position + 4 : position + 10], position + 4))
+            assert same(one_by_one(helper, DECODED[:8]), expected[:8])
+            helper.serve_link(False)
+            helper.free_memory(-(-helper.slots_bytes // 2**20))
+            parts.append(one_by_one(lead, DECODED[position + 10 : position + 12], position + 10))
+        assert same(np.concatenate(parts), expected)
+        rows = lead.stats()["rows_by_tier"]
+        assert rows["peer"] > 0
+        assert rows["linked"] > 0
+    path.unlink()
+
+
+PARTNER = """
+import sys
+from pathlib import Path
+native, model, shm_dir, path = map(Path, sys.argv[1:])
+from tests.card.native_module import load_native
+load_native(native)
+from appliance.engine.link_options import LinkOptions
+from tests.card.test_pair import GPU, SHAPE, SLOTS
+from tests.random_models import RandomModel, open_runner
+with open_runner(RandomModel(model, SHAPE), shm_dir, slots=SLOTS, share=(1, 2), link=LinkOptions(path, 1), card="cuda:1", **GPU) as runner:
+    runner.serve_link(True)
+    print("serving", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def partner_process(model: RandomModel, shm_dir: Path, path: Path) -> Iterator[subprocess.Popen[str]]:
+    argv = [sys.executable, "-c", PARTNER, str(native.__file__), str(model.path), str(shm_dir), str(path)]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            while (text := process.stdout.readline()) and text != "serving\n":
+                pass
+            assert text, "the partner did not start"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_partner_that_is_killed_in_mid_window_costs_that_window_only(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    path = link_path(shm_dir, "0" * 64, "killed")
+    link = LinkOptions(path, 0, stuck_after_s=60.0)
+    with open_runner(model, shm_dir, slots=SLOTS, share=(0, 2), link=link, card="cuda:0", **GPU) as lead:  # type: ignore[arg-type]
+        with partner_process(model, shm_dir, path) as partner:
+            assert same(one_by_one(lead, DECODED), expected)
+            assert lead.stats()["rows_by_tier"]["linked"] > 0
+            os.kill(partner.pid, signal.SIGSTOP)  # an emulated card stops with its process, so the next window surely waits
+            threading.Timer(0.3, lambda: os.kill(partner.pid, signal.SIGKILL)).start()
+            assert same(one_by_one(lead, DECODED), expected)
+            if native.cuda_build == "emulated":  # type: ignore[attr-defined]
+                assert lead.stats()["link_losses"] == 1
+        with partner_process(model, shm_dir, path):  # a new one takes its place
+            before = lead.stats()["rows_by_tier"]["linked"]
+            assert same(one_by_one(lead, DECODED), expected)
+            assert lead.stats()["rows_by_tier"]["linked"] > before
+    path.unlink()
+
+
+def test_a_partner_that_hangs_is_given_up_and_taken_up_again(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    path = link_path(shm_dir, "0" * 64, "hangs")
+    link = LinkOptions(path, 0, stuck_after_s=0.5)
+    with (
+        open_runner(model, shm_dir, slots=SLOTS, share=(0, 2), link=link, card="cuda:0", **GPU) as lead,  # type: ignore[arg-type]
+        partner_process(model, shm_dir, path) as partner,
+    ):
+        os.kill(partner.pid, signal.SIGSTOP)
+        assert same(one_by_one(lead, DECODED), expected)
+        os.kill(partner.pid, signal.SIGCONT)
+        before = lead.stats()["rows_by_tier"].get("linked", 0)
+        for _ in range(100):
+            assert same(one_by_one(lead, DECODED), expected)
+            if lead.stats()["rows_by_tier"].get("linked", 0) > before:
+                break
+        else:
+            pytest.fail("the partner that goes on is not asked again")
+    path.unlink()
