@@ -145,7 +145,7 @@ def open_runner(
         sizes = GraphSizes(plan.chunk, plan.chunk if max_logits is None else max_logits, plan.context, plan.kv_type)
         peer_card = card.partition(":")[0] + ":1"
         peer = None if peer_slots is None else PeerPlan(peer_card, deal_slots(arena.layout, peer_slots), peer_is_direct)
-        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, share, None, peer, link, asleep)
+        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, share, None, peer, link, asleep, streamed_ratio=0.4)
         profile = Profile.uniform(arena.layout, loaded.fingerprint)
         runner = ModelRunner(OpenModel(loaded, config, arena), plan.cards[0], options, profile=profile, policy=policy)
         try:

@@ -258,3 +258,22 @@ def test_a_window_of_a_large_model_costs_little() -> None:
         policy.propose(resident, in_flight, 4)
         times.append(time.perf_counter() - began)
     assert np.median(times) < 0.005
+
+
+def test_where_a_router_has_no_habits_swaps_slow_down() -> None:
+    rng = np.random.default_rng(5)
+    sizes = np.full((2, 32), 1, dtype=np.int64)
+    policy = SwapPolicy(sizes, np.zeros(sizes.shape), experts_per_row=4)
+    resident = np.zeros(sizes.shape, dtype=np.bool_)
+    resident[:, :12] = True
+    counts = []
+    for _ in range(2000):
+        experts = np.concatenate([rng.choice(32, 4, replace=False) for _ in range(2)])
+        policy.observe(np.repeat([0, 1], 4), experts, np.ones(8, dtype=np.int64), 1)
+        swaps = policy.propose(resident, np.zeros(sizes.shape, dtype=np.bool_), 4)
+        for swap in swaps:
+            resident[swap.layer, swap.expert] = True
+            resident[swap.victim_layer, swap.victim_expert] = False
+        counts.append(len(swaps))
+    assert sum(counts[:20]) > 10, "it tries at first"
+    assert sum(counts[1000:]) < 0.15 * 1000 * counts[0]

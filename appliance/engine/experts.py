@@ -24,9 +24,11 @@ from appliance.memory.layout import ArenaLayout
 from appliance.memory.policy import ExpertId, Policy, Swap
 from appliance.memory.slots import SlotClass
 from appliance.models.recording import Table
+from appliance.units import MIB
 
-MAX_FILLS = 8
-"""Experts on their way into empty slots at one time."""
+MIN_FILLS = 8
+FILL_BYTES = 128 * MIB
+"""Experts on their way into empty slots at one time: so many, and more as long as they have fewer bytes."""
 
 _ABSENT = -1
 
@@ -229,7 +231,8 @@ class ExpertCache:
 
     def _start_fills(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
         """(newcomer, nobody, slot) of the empty slots that are filled now."""
-        limit = MAX_FILLS - sum(copy.victim is None for copy in self._copies)
+        largest_bytes = max(blobs.blob.nbytes for blobs in self._layout.layers)
+        limit = max(MIN_FILLS, FILL_BYTES // largest_bytes) - sum(copy.victim is None for copy in self._copies)
         starting: list[tuple[tuple[int, int], tuple[int, int] | None, int]] = []
         while self._wanted and len(starting) < limit:
             if not any(self._free_slots.values()):

@@ -25,6 +25,7 @@ from appliance.engine.logits import LogitsRow
 from appliance.engine.loop import CardMemory
 from appliance.engine.pair import Pair
 from appliance.engine.peer import PeerPlan, PeerRows, PeerTier, reaches
+from appliance.engine.streaming import choose_streamed_ratio
 from appliance.errors import EngineError, MemoryBudgetError, SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
@@ -33,6 +34,7 @@ from appliance.memory.plan import CardPlan, Machine, is_gpu, make_plan, request_
 from appliance.memory.policy import ExpertId, Policy, SwapPolicy, blob_bytes_table, fill_order
 from appliance.memory.profile import Profile, learn, load_profile, profile_path, read_profile
 from appliance.memory.slots import deal_slots
+from appliance.memory.workspace import WINDOW_ROWS
 from appliance.models.config import ModelConfig, read_config
 from appliance.models.recording import Table
 from appliance.protocol import LoadProgress
@@ -89,6 +91,8 @@ class RunnerOptions:
     """Another engine that computes rows for this one, and the other way round."""
     starts_asleep: bool = False
     """The expert cache has no memory until it is told to take it."""
+    streamed_ratio: float | None = None
+    """Share of what a GPU misses that it reads from the arena itself. None: found out by trying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,8 @@ class ModelRunner:
         """
         if self._is_closed:
             raise EngineError("the model was closed; start the engine again")
+        if self._graph.is_gpu and len(tokens) > WINDOW_ROWS:
+            self._fill_up()
         logits = self._run_until_answered(tokens, position, num_logits)
         self._rows_since_boundary += len(tokens)
         return logits
@@ -224,6 +230,12 @@ class ModelRunner:
         self._pair.between_windows(uses, self._cache.held)
         self._num_rows += self._rows_since_boundary
         self._rows_since_boundary = 0
+
+    def _fill_up(self) -> None:
+        """Fills the own slots. A prompt on a GPU streams what it misses, which is about all that they do not hold: the same bytes
+        by the same way, but these stay, and the other engine has the use of them meanwhile."""
+        while self._cache.is_filling:
+            self.between_windows()
 
     def interrupt(self) -> None:
         """The run in progress, or else the next one, raises WindowInterruptedError within one operation. Thread-safe."""
@@ -244,7 +256,7 @@ class ModelRunner:
         Raises MemoryBudgetError, having given nothing back, if all slots together are smaller than that.
         """
         missing_bytes = free_mib * MIB - self._given_bytes
-        if free_mib > -(-self._plan.slots_bytes // MIB):
+        if free_mib > -(-max(self._plan.slots_bytes, self.plan_bytes.get("expert slots", 0)) // MIB):  # a GPU's memory comes in segments
             raise MemoryBudgetError(
                 f"{free_mib} MiB cannot be freed on card {self._plan.card}: its expert slots hold {format_bytes(self._plan.slots_bytes)}"
             )
@@ -395,6 +407,10 @@ class ModelRunner:
         try:
             self._graph.run([0] * sizes.max_rows, 0, sizes.max_logits)
             self._graph.run([0], 0, 1)
+            if self._graph.is_gpu:
+                ratio = choose_streamed_ratio(self._graph, self._options.streamed_ratio)
+                if self._pair.peer is not None:
+                    self._pair.peer.set_streamed_ratio(ratio)
         except EngineError as error:
             raise EngineError(f"the warm-up failed: {error.message}") from None
         self._cache.forget_uses()

@@ -55,6 +55,9 @@ def reaches(own: str, peer: str) -> bool:
 class PeerRows(Protocol):
     """A second GPU that computes rows for an engine's windows."""
 
+    streamed_ratio: float
+    """Share of what no card holds that it reads from the arena; at most what the own card leaves."""
+
     def attach(self) -> None:
         """Before experts come into its slots."""
 
@@ -93,6 +96,11 @@ class PeerTier:
         self._rows = open_rows(peer_table) if open_rows else None
         if isinstance(peer_table, native.ExpertTable) and isinstance(table, native.ExpertTable):
             table.set_peer(peer_table)
+
+    def set_streamed_ratio(self, ratio: float) -> None:
+        """For GPUs: where it pays for the own card to read missing experts from the arena, it pays here too."""
+        if self._rows is not None:
+            self._rows.streamed_ratio = ratio
 
     @property
     def is_attached(self) -> bool:

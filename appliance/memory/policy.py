@@ -4,13 +4,15 @@ Experts are numbered by (layer, expert); a table over them is an array [layers, 
 per blob size, and a swap stays within its class; `blob_bytes_table` gives every expert's class (0: there is no such expert).
 
 `SwapPolicy` scores an expert by its uses, each worth half as much after `HALF_LIFE_TURNS`. Only an expert that the last window
-missed may come in, and only for a resident that scores clearly less; docs/arena.md has the measurements behind
-the constants.
+missed may come in, and only for a resident that scores clearly less. Whether that pays it finds out afterwards: where newcomers are
+used no more than their victims, as where a router has no habits, it goes on with few swaps. docs/arena.md has the measurements
+behind the constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +30,11 @@ HALF_LIFE_TURNS = 1.0
 MARGIN_RATIO = 1.25
 MARGIN_USES = 0.4
 """A newcomer's score must exceed `MARGIN_RATIO` times the victim's by this many uses."""
+COPY_COST_USES = 1.0
+"""A swap must gain so many uses to have been worth its copy."""
+LEAST_PACE = 1 / 64
+PACE_STEP = 1.05
+"""Swaps that do not gain slow down to this share of those allowed, by this factor a window."""
 PRIOR_USES = 0.1
 """What the hottest rank of the profile is worth at the start, the coldest 0: it decides between experts not used yet."""
 
@@ -121,6 +128,7 @@ class SwapPolicy:
         self._scores[ranking] = np.linspace(PRIOR_USES, 0.0, ranking.size)
         self._unit = 1.0
         self._used: list[IntTable] = []
+        self._gain = _Gain(blob_bytes.size, self._half_life_rows)
 
     def observe(self, layers: IntTable, experts: IntTable, counts: IntTable, rows: int) -> None:
         self._unit *= 2.0 ** min(rows / self._half_life_rows, _FORGOTTEN_HALF_LIVES)
@@ -130,10 +138,11 @@ class SwapPolicy:
         flat = layers * self._shape[1] + experts
         self._scores[flat] += counts * self._unit
         self._used.append(flat)
+        self._gain.observe(flat, counts, rows)
 
     def propose(self, resident: BoolTable, in_flight: BoolTable, limit: int) -> list[Swap]:
         used, self._used = self._used, []
-        if not used or limit <= 0:
+        if not used or (limit := self._gain.allowed(limit)) <= 0:
             return []
         recent = used[0] if len(used) == 1 else np.unique(np.concatenate(used))
         flat_resident, flat_busy = resident.reshape(-1), in_flight.reshape(-1)
@@ -145,8 +154,10 @@ class SwapPolicy:
             if rivals.size:
                 pairs += self._pair(rivals, np.flatnonzero(eligible & mask), limit)
         pairs.sort(reverse=True)
+        chosen = [(newcomer, victim) for _, newcomer, victim in pairs[:limit]]
+        self._gain.began(chosen)
         num_experts = self._shape[1]
-        return [Swap(*divmod(newcomer, num_experts), *divmod(victim, num_experts)) for _, newcomer, victim in pairs[:limit]]
+        return [Swap(*divmod(newcomer, num_experts), *divmod(victim, num_experts)) for newcomer, victim in chosen]
 
     def score(self, layer: int, expert: int) -> float:
         """Uses of the expert, decayed to the last observed row."""
@@ -162,6 +173,47 @@ class SwapPolicy:
         coming, going = self._scores[hottest], self._scores[coldest]
         pays = coming > going * MARGIN_RATIO + MARGIN_USES * self._unit
         return list(zip((coming - going)[pays].tolist(), hottest[pays].tolist(), coldest[pays].tolist(), strict=True))
+
+
+class _Gain:
+    """What the swaps of the last turns were worth: uses of their newcomers less those of their victims, against their copies."""
+
+    def __init__(self, num_experts: int, memory_rows: float) -> None:
+        self._memory_rows = memory_rows
+        self._signs = np.zeros(num_experts, dtype=np.int8)
+        """1 for a newcomer of late, -1 for a victim."""
+        self._recent: deque[tuple[int, int, int]] = deque()
+        """(row, newcomer, victim)"""
+        self._row = 0
+        self._gained = 0.0
+        self._paid = 0.0
+        self._pace = 1.0
+        self._owed = 0.0
+
+    def observe(self, flat: IntTable, counts: IntTable, rows: int) -> None:
+        """What `rows` rows used."""
+        self._row += rows
+        kept = 0.5 ** min(rows / self._memory_rows, _FORGOTTEN_HALF_LIVES)
+        self._gained = self._gained * kept + float((self._signs[flat] * counts).sum())
+        self._paid *= kept
+        while self._recent and self._recent[0][0] < self._row - 2 * self._memory_rows:
+            _, newcomer, victim = self._recent.popleft()
+            self._signs[[newcomer, victim]] = 0
+        faster = self._gained >= self._paid
+        self._pace = min(1.0, self._pace * PACE_STEP) if faster else max(LEAST_PACE, self._pace / PACE_STEP)
+
+    def allowed(self, limit: int) -> int:
+        """How many of `limit` swaps may begin now."""
+        self._owed = min(self._owed + limit * self._pace, float(max(limit, 0)))
+        return int(self._owed)
+
+    def began(self, swaps: Sequence[tuple[int, int]]) -> None:
+        """These (newcomer, victim) are on their way."""
+        self._owed -= len(swaps)
+        self._paid += COPY_COST_USES * len(swaps)
+        for newcomer, victim in swaps:
+            self._signs[newcomer], self._signs[victim] = 1, -1
+            self._recent.append((self._row, newcomer, victim))
 
 
 class AlwaysSwap:

@@ -21,6 +21,7 @@ void bind_cuda_pair(nb::module_& module) {
              "program"_a, "table"_a, "peer_card"_a, "peer_table"_a, "direct"_a)
         .def("attach", &CudaPeer::attach, Released(), "Before experts come into its slots.")
         .def("detach", &CudaPeer::detach, Released(), "Before its slots lose their memory.")
+        .def_prop_rw("streamed_ratio", &CudaPeer::streamed_ratio, &CudaPeer::set_streamed_ratio)
         .def_prop_ro("served_rows", &CudaPeer::served_rows);
     nb::class_<CudaLink>(module, "CudaLink", "One engine's end of a link between CUDA cards. Confined to the engine loop.")
         .def(

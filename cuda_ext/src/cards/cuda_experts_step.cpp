@@ -112,7 +112,8 @@ cuda::ExpertPlaces ExpertsStep::places(const uint8_t* offered) const {
             table_->slot_base(first.nbytes),
             in_place ? first.as<const uint8_t>() : nullptr,
             first.nbytes,
-            program_.card().streamed_ratio()};
+            program_.streamed_ratio(),
+            program_.peer_ratio()};
 }
 
 void ExpertsStep::window(const WindowRun& run) const {

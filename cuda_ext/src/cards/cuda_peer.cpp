@@ -1,5 +1,6 @@
 #include "cards/cuda_peer.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/require.h"
@@ -51,10 +52,21 @@ void CudaPeer::attach() {
             "the experts of this model are too large for a second card to compute windows of " +
                 std::to_string(cuda::kMaxWindowRows) + " rows");
     server_->start(last_);
+    program_->set_peer_ratio(streamed_ratio_);
+}
+
+void CudaPeer::set_streamed_ratio(float ratio) {
+    require(ratio >= 0.0f && ratio <= 1.0f, "the streamed share of misses is between 0 and 1");
+    const std::vector<HostTier::Layer>& layers = program_->host_layers();
+    const bool is_pinned =
+        std::all_of(layers.begin(), layers.end(), [&](const HostTier::Layer& layer) { return card_->is_pinned(layer.blobs); });
+    streamed_ratio_ = is_pinned ? ratio : 0.0f;
+    if (server_ && server_->running()) program_->set_peer_ratio(streamed_ratio_);
 }
 
 void CudaPeer::detach() {
     if (!server_ || !server_->running()) return;
+    program_->set_peer_ratio(0.0f);
     last_ = server_->stop();
     program_->set_posted(cuda::kPeerSource, last_);
 }

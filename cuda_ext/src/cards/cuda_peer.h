@@ -24,6 +24,10 @@ class CudaPeer {
     void attach();
     void detach();
 
+    // Share of a window's absent experts that this card reads from the arena, over its own way to host memory; 0 where it cannot.
+    void set_streamed_ratio(float ratio);
+    float streamed_ratio() const { return streamed_ratio_; }
+
     int64_t served_rows() const { return server_ ? server_->served_rows() : 0; }
 
   private:
@@ -37,7 +41,8 @@ class CudaPeer {
     link::Channel asked_;
     link::Channel answered_;
     std::unique_ptr<CudaRowServer> server_;  // from the first attach on: slots have addresses then
-    uint32_t last_ = 0;                      // number of the last request, while nothing runs
+    float streamed_ratio_ = 0.0f;
+    uint32_t last_ = 0;  // number of the last request, while nothing runs
 };
 
 }  // namespace tandem

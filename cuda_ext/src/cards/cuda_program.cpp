@@ -107,7 +107,8 @@ void CudaProgram::run_window(std::span<const int32_t> tokens, int64_t position, 
     offered_ = partner_ ? partner_->begin_window(num_rows, card_->compute_stream()) : nullptr;
     bool voided = true;
     try {
-        const cudaGraphExec_t graph = graph_for({num_rows, num_logits, usual_spans(position + num_rows), offered_});
+        const cudaGraphExec_t graph =
+            graph_for({num_rows, num_logits, usual_spans(position + num_rows), offered_, streamed_ratio(), peer_ratio()});
         auto* state = staged_state_.as<cuda::WindowState>();
         *state = {num_rows, num_logits, position, {}};
         std::copy(tokens.begin(), tokens.end(), state->tokens);
@@ -145,7 +146,7 @@ void CudaProgram::await_window() {
 
 cudaGraphExec_t CudaProgram::graph_for(const GraphKey& key) {
     if (const auto found = graphs_.find(key); found != graphs_.end()) return found->second;
-    const auto& [num_rows, num_logits, spans, offered] = key;
+    const auto& [num_rows, num_logits, spans, offered, streamed, by_peer] = key;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     const cudaStream_t stream = card_->compute_stream();

@@ -47,7 +47,8 @@ void check_routing(int num_rows, const Choice& choice, const ExpertPlaces& place
                 choice.top_k <= choice.num_experts,
             "cannot choose " + std::to_string(choice.top_k) + " of " + std::to_string(choice.num_experts) + " experts; up to " +
                 std::to_string(kMaxTopK) + " of " + std::to_string(kMaxRoutedExperts) + " are possible");
-    require(places.streamed_ratio >= 0.0f && places.streamed_ratio <= 1.0f, "the streamed share lies outside of 0 to 1");
+    require(places.streamed_ratio >= 0.0f && places.peer_ratio >= 0.0f && places.streamed_ratio + places.peer_ratio <= 1.0f,
+            "the streamed shares lie outside of 0 to 1");
 }
 
 void check_part(const BlobPart& part, const ExpertPlaces& places) {

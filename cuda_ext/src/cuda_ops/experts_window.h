@@ -7,7 +7,8 @@
 //
 // Tiers: a resident expert is `own`, one in the slots of the second card `peer`, one that the other engine offers `linked`. Of the
 // m distinct others, in order of first appearance (pair = row * top_k + place), the first floor(m * streamed_ratio + 1/2) are
-// `streamed`: the card reads them in place from the arena, if that has an address on the card. The rest are posted to the `host`.
+// `streamed`: the card reads them in place from the arena, if that has an address on the card. So are those up to
+// floor(m * (streamed_ratio + peer_ratio) + 1/2), but by the second card. The rest are posted to the `host`.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -44,6 +45,7 @@ struct ExpertPlaces {
     const uint8_t* arena;      // the layer's blobs as the card sees them in host memory, or null
     size_t blob_bytes;         // a multiple of 256
     float streamed_ratio;      // 0..1
+    float peer_ratio = 0.0f;   // 0..1, together with streamed_ratio at most 1
 };
 
 // One matrix inside a blob.

@@ -104,22 +104,34 @@ __device__ __forceinline__ void group_pairs(RoutedList& r, int num_pairs, int to
     expert.input_rows = input_rows;
 }
 
-// Who computes an expert of a table's entry, and where its bytes are.
-__device__ __forceinline__ void place_expert(RoutedExpert& expert, const ExpertPlaces& places, int slot, bool streamed) {
-    const bool at_peer = slot == kAtPeer, at_partner = slot == kAtPartner;
-    expert.tier = static_cast<int32_t>(slot >= 0    ? Tier::own
-                                       : at_peer    ? Tier::peer
-                                       : at_partner ? Tier::linked
-                                       : streamed   ? Tier::streamed
-                                                    : Tier::host);
-    expert.side = slot >= 0    ? kCardSide
-                  : at_peer    ? static_cast<int>(kPeerSource)
-                  : at_partner ? static_cast<int>(kLinkedSource)
-                  : streamed   ? kCardSide
-                               : static_cast<int>(kHostSource);
-    expert.blob = expert.side != kCardSide ? nullptr
-                  : slot >= 0 ? places.slot_base + static_cast<ptrdiff_t>(slot) * static_cast<ptrdiff_t>(places.blob_bytes)
-                              : places.arena + expert.expert * places.blob_bytes;
+// How many of a window's absent experts cards read from the arena.
+struct StreamedShares {
+    int own;
+    int both;  // this card and the second one
+};
+
+__device__ __forceinline__ StreamedShares streamed_shares(const ExpertPlaces& places, int num_misses) {
+    const float own = places.arena ? places.streamed_ratio : 0.0f, misses = static_cast<float>(num_misses);
+    return {static_cast<int>(quant::add(quant::mul(misses, own), 0.5f)),
+            static_cast<int>(quant::add(quant::mul(misses, quant::add(own, places.peer_ratio)), 0.5f))};
+}
+
+// Who computes an expert of a table's entry, and where its bytes are. `miss`: how many absent experts come before it.
+__device__ __forceinline__ void place_expert(RoutedExpert& expert, const ExpertPlaces& places, int slot, int miss,
+                                             const StreamedShares& shares) {
+    const bool absent = slot == kAbsent, own_streams = absent && miss < shares.own, streams = absent && miss < shares.both;
+    expert.tier = static_cast<int16_t>(slot >= 0            ? Tier::own
+                                       : slot == kAtPeer    ? Tier::peer
+                                       : slot == kAtPartner ? Tier::linked
+                                       : streams            ? Tier::streamed
+                                                            : Tier::host);
+    expert.side = slot >= 0 || own_streams     ? kCardSide
+                  : slot == kAtPeer || streams ? static_cast<int>(kPeerSource)
+                  : slot == kAtPartner         ? static_cast<int>(kLinkedSource)
+                                               : static_cast<int>(kHostSource);
+    expert.blob = slot >= 0     ? places.slot_base + static_cast<ptrdiff_t>(slot) * static_cast<ptrdiff_t>(places.blob_bytes)
+                  : own_streams ? places.arena + expert.expert * places.blob_bytes
+                                : nullptr;
 }
 
 // .tier, .side and .blob of the experts. Thread p has pair p.
@@ -131,10 +143,8 @@ __device__ __forceinline__ void place_experts(RoutedList& r, const ExpertPlaces&
         if (word < thread / 32) misses_before += __popc(r.misses[word]);
     }
     misses_before += __popc(r.misses[thread / 32] & ((1u << thread % 32) - 1));
-    const float ratio = places.arena ? places.streamed_ratio : 0.0f;
-    const int num_streamed = static_cast<int>(quant::add(quant::mul(static_cast<float>(num_misses), ratio), 0.5f));
     RoutedExpert& expert = r.experts[r.expert_of[thread]];
-    place_expert(expert, places, r.slots[expert.expert], misses_before < num_streamed);
+    place_expert(expert, places, r.slots[expert.expert], misses_before, streamed_shares(places, num_misses));
 }
 
 // of_side, side_first and the numbers. Thread i has expert i; threads behind those have a side each, too.
@@ -153,7 +163,7 @@ __device__ __forceinline__ void split_sides(RoutedList& r, int thread) {
         r.pairs_of_side[side] = rows;
         return;
     }
-    r.of_side[side][index] = thread;
+    r.of_side[side][index] = static_cast<uint8_t>(thread);
     r.experts[thread].side_first = rows;
 }
 
@@ -162,13 +172,11 @@ __device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& 
     const bool listed = lane < top_k;
     const int id = listed ? r.ids[lane] : 0, slot = listed ? r.slots[id] : 0;
     const uint32_t before = (1u << lane) - 1, misses = __ballot_sync(~0u, slot == kAbsent);
-    const float ratio = places.arena ? places.streamed_ratio : 0.0f;
-    const int num_streamed = static_cast<int>(quant::add(quant::mul(static_cast<float>(__popc(misses)), ratio), 0.5f));
     RoutedExpert expert{};
     expert.expert = id;
     expert.first = lane;
     expert.count = 1;
-    place_expert(expert, places, slot, __popc(misses & before) < num_streamed);
+    place_expert(expert, places, slot, __popc(misses & before), streamed_shares(places, __popc(misses)));
 #pragma unroll
     for (int side = 0; side < kNumSides; side++) {
         const uint32_t members = __ballot_sync(~0u, listed && expert.side == side);
@@ -177,7 +185,7 @@ __device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& 
     }
     if (listed) {
         r.experts[lane] = expert;
-        r.of_side[expert.side][expert.side_first] = lane;
+        r.of_side[expert.side][expert.side_first] = static_cast<uint8_t>(lane);
         r.expert_of[lane] = r.pairs[lane] = lane;
         r.side_place[lane] = expert.side_first;
     }

@@ -23,8 +23,8 @@ struct RoutedExpert {
     int32_t expert;
     int32_t first;  // its pairs are pairs[first .. first + count), rows rising
     int32_t count;
-    int32_t tier;         // Tier
-    int32_t side;         // kCardSide or a Source
+    int16_t tier;         // Tier
+    int16_t side;         // kCardSide or a Source
     int32_t side_first;   // the first of its rows among those of all experts of its side
     uint32_t input_rows;  // row of pair i in bits 4 i ..
 };
@@ -38,7 +38,7 @@ struct RoutedList {
     int32_t side_place[kMaxPairs];  // place of the pair's row among those of its side
     int32_t pairs[kMaxPairs];
     RoutedExpert experts[kMaxPairs];
-    int32_t of_side[kNumSides][kMaxPairs];  // indices of its experts
+    uint8_t of_side[kNumSides][kMaxPairs];  // indices of its experts
     int32_t first_pair[kMaxPairs];          // scratch: the first pair with the same expert
     uint32_t firsts[kMaxPairs / 32];        // scratch: which pairs are such
     uint32_t misses[kMaxPairs / 32];        // scratch: and absent

@@ -51,7 +51,7 @@ __device__ __forceinline__ bool list_expert(RoutedList& list, const MissPost& po
     expert.first = expert.side_first = static_cast<int32_t>(first);
     expert.count = static_cast<int32_t>(asked.count);
     expert.side = kCardSide;
-    expert.tier = static_cast<int32_t>(slot >= 0 ? Tier::own : Tier::streamed);
+    expert.tier = static_cast<int16_t>(slot >= 0 ? Tier::own : Tier::streamed);
     expert.blob = slot >= 0 ? work.places.slot_base + static_cast<int64_t>(slot) * static_cast<int64_t>(work.places.blob_bytes)
                   : work.places.arena ? work.places.arena + asked.expert * work.places.blob_bytes
                                       : nullptr;
@@ -63,7 +63,7 @@ __device__ __forceinline__ bool list_expert(RoutedList& list, const MissPost& po
         list.expert_of[pair] = index;
     }
     list.experts[index] = expert;
-    list.of_side[kCardSide][index] = index;
+    list.of_side[kCardSide][index] = static_cast<uint8_t>(index);
     return expert.blob != nullptr;
 }
 
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kWindowThreads, 2) serve_gate_up_kernel(const 
 // The last block tells the asker, and the host.
 __device__ __forceinline__ void answer(const ServeProblem& p, const RoutedList& list, uint32_t number, bool is_sound) {
     uint32_t late = 0;
-    for (int i = 0; i < list.num_of_side[kCardSide]; i++) late += list.experts[i].tier == static_cast<int32_t>(Tier::streamed);
+    for (int i = 0; i < list.num_of_side[kCardSide]; i++) late += list.experts[i].tier == static_cast<int16_t>(Tier::streamed);
     p.state->num_blocks = 0;
     *p.post.status = static_cast<uint32_t>(is_sound ? link::Status::computed : link::Status::refused);
     *p.post.late = late;
