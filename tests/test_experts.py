@@ -160,7 +160,7 @@ def test_memory_given_back_takes_the_last_slots_first_and_comes_back_with_the_ho
     assert rig.cache.num_slots == 3
     assert rig.cache.give_back(SMALL + 1) == 2 * SMALL, "the empty slot and the one before it"
     assert rig.resident() == {(0, 0)}
-    rig.cache.take_again([ExpertId(*expert) for expert in ((0, 0), (1, 3), (2, 0), (0, 1), (1, 0))])
+    rig.cache.take_again([layer * EXPERTS + expert for layer, expert in ((0, 0), (1, 3), (2, 0), (0, 1), (1, 0))])
     assert rig.cache.num_slots == 4
     assert rig.resident() == {(0, 0)}, "it serves before it is full"
     rig.fill_up()
@@ -169,7 +169,7 @@ def test_memory_given_back_takes_the_last_slots_first_and_comes_back_with_the_ho
 
 def test_what_another_card_holds_is_neither_filled_nor_swapped_in(rig: CacheRig) -> None:
     rig.cache.give_back(3 * SMALL + LARGE)
-    rig.cache.take_again([ExpertId(0, expert) for expert in range(EXPERTS)])
+    rig.cache.take_again(range(EXPERTS))
     elsewhere = np.zeros((LAYERS, EXPERTS), dtype=np.bool_)
     elsewhere[0, 1] = True
     rig.fill_up(elsewhere)
@@ -180,7 +180,7 @@ def test_what_another_card_holds_is_neither_filled_nor_swapped_in(rig: CacheRig)
 
 def test_giving_memory_back_while_it_fills_stops_the_fill(rig: CacheRig) -> None:
     rig.cache.give_back(3 * SMALL + LARGE)
-    rig.cache.take_again([ExpertId(0, expert) for expert in range(EXPERTS)])
+    rig.cache.take_again(range(EXPERTS))
     rig.cache.between_windows(rig.cache.read_uses(0))
     rig.cache.give_back(3 * SMALL + LARGE)
     assert not rig.cache.is_filling
@@ -194,8 +194,11 @@ def test_memory_that_is_not_there_any_more_leaves_the_slots_given_back(rig: Cach
         def touch(self) -> None:
             raise MemoryError
 
-    monkeypatch.setattr(rig.cache, "_table", type("Table", (), {"slot": lambda *_: Gone(), "num_slots": 4})())
+        def discard(self) -> None:
+            pass
+
+    monkeypatch.setattr(rig.cache, "_memories", [*rig.cache._memories, Gone()])
     with pytest.raises(MemoryError):
-        rig.cache.take_again([ExpertId(0, 0)])
+        rig.cache.take_again([0])
     monkeypatch.undo()
     assert (rig.cache.num_slots, rig.cache.is_filling) == (0, False)

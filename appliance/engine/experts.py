@@ -13,7 +13,7 @@ the card serves meanwhile.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +25,11 @@ from appliance.memory.policy import ExpertId, Policy, Swap
 from appliance.memory.slots import SlotClass
 from appliance.models.recording import Table
 from appliance.units import MIB
+from cuda_ext import _native as native
 
-MIN_FILLS = 8
 FILL_BYTES = 128 * MIB
-"""Experts on their way into empty slots at one time: so many, and more as long as they have fewer bytes."""
+MIN_FILLS, MAX_FILLS = 8, 64
+"""Experts on their way into empty slots at one time: what so many bytes are, within these numbers."""
 
 _ABSENT = -1
 
@@ -79,8 +80,12 @@ class ExpertCache:
         self._in_flight = np.zeros(shape, dtype=np.bool_)
         self._slot_of: dict[tuple[int, int], int] = {}
         self._copies: list[_Copy] = []
-        self._wanted: deque[ExpertId] = deque()
-        """Who is to fill empty slots, hottest first."""
+        self._wanted: deque[int] = deque()
+        """Who is to fill empty slots, hottest first; flat indices (layer * experts + expert)."""
+        self._memories: list[native.View] = []
+        """Of all slots, by size."""
+        self._numbers: dict[int, list[int]] = {}
+        """All slots, by blob size, the last first."""
         self._free_slots: dict[int, list[int]] = {}
         self._given_slots: dict[int, list[int]] = {}
         """By blob size: slots whose memory the system has back."""
@@ -120,6 +125,8 @@ class ExpertCache:
                 continue
             memory = self._slots_card.allocate_slots(slots.nbytes)
             numbers = [self._table.add_slot(memory.part(i * slots.blob_bytes, slots.blob_bytes)) for i in range(slots.slots)]
+            self._memories.append(memory)
+            self._numbers.setdefault(slots.blob_bytes, []).extend(reversed(numbers))
             self._free_slots.setdefault(slots.blob_bytes, []).extend(reversed(numbers))
 
     def fill(self, order: Sequence[ExpertId], progress: Callable[[int, int], None]) -> None:
@@ -127,7 +134,7 @@ class ExpertCache:
 
         `progress(done_bytes, total_bytes)` is called after every blob.
         """
-        chosen = [(expert, slot) for expert in order if (slot := self._take_slot(expert)) is not None]
+        chosen = [(expert, slot) for expert in order if (slot := self._take_slot(expert.layer)) is not None]
         total_bytes = sum(self._blob_bytes(expert.layer) for expert, _ in chosen)
         done_bytes = 0
         for expert, slot in chosen:
@@ -144,6 +151,10 @@ class ExpertCache:
         """
         self._wanted.clear()
         self.settle()
+        held_bytes = sum(size * (len(slots) - len(self._given_slots.get(size, []))) for size, slots in self._numbers.items())
+        if nbytes >= held_bytes:
+            self._give_back_all()
+            return held_bytes
         given_bytes = 0
         holders = {slot: place for place, slot in self._slot_of.items()}
         slots = [(slot, self._blob_bytes(layer)) for slot, (layer, _) in holders.items()]
@@ -163,11 +174,41 @@ class ExpertCache:
             self._give(size, slot)
         return given_bytes
 
-    def take_again(self, order: Sequence[ExpertId]) -> None:
-        """Takes the memory of all slots again. The next boundaries fill them in `order`; experts held already are passed over.
+    def _give_back_all(self) -> None:
+        """In one piece: a window waits for it."""
+        evicted = [(*place, _ABSENT) for place in self._slot_of]
+        self._slot_of.clear()
+        self._resident[:] = False
+        self._card.wait(self._card.update(self._table, evicted))
+        for memory in self._memories:
+            memory.discard()
+        self._free_slots = {size: [] for size in self._numbers}
+        self._given_slots = {size: list(numbers) for size, numbers in self._numbers.items()}
+
+    def take_again(self, order: Iterable[int]) -> None:
+        """Takes the memory of all slots again. The next boundaries fill them in `order`, flat indices (layer * experts + expert);
+        experts held already are passed over.
 
         Raises MemoryError, with the slots taken so far given back, when the system does not have it any more.
         """
+        if self.num_slots == 0:
+            self._take_all()
+        else:
+            self._take_given()
+        self._given_slots.clear()
+        self._wanted = deque(order)
+
+    def _take_all(self) -> None:
+        try:
+            for memory in self._memories:
+                memory.touch()
+        except MemoryError:
+            for memory in self._memories:
+                memory.discard()
+            raise
+        self._free_slots = {size: list(numbers) for size, numbers in self._numbers.items()}
+
+    def _take_given(self) -> None:
         taken: list[tuple[int, int]] = []
         try:
             for size, slots in self._given_slots.items():
@@ -180,8 +221,6 @@ class ExpertCache:
             raise
         for size, slot in taken:
             self._free_slots[size].append(slot)
-        self._given_slots.clear()
-        self._wanted = deque(order)
 
     def forget_uses(self) -> None:
         """Drops the use counts of the runs so far, such as a warm-up's."""
@@ -232,15 +271,14 @@ class ExpertCache:
     def _start_fills(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
         """(newcomer, nobody, slot) of the empty slots that are filled now."""
         largest_bytes = max(blobs.blob.nbytes for blobs in self._layout.layers)
-        limit = max(MIN_FILLS, FILL_BYTES // largest_bytes) - sum(copy.victim is None for copy in self._copies)
+        limit = min(max(MIN_FILLS, FILL_BYTES // largest_bytes), MAX_FILLS) - sum(copy.victim is None for copy in self._copies)
         starting: list[tuple[tuple[int, int], tuple[int, int] | None, int]] = []
         while self._wanted and len(starting) < limit:
             if not any(self._free_slots.values()):
                 self._wanted.clear()
                 break
-            expert = self._wanted.popleft()
-            place = expert.layer, expert.expert
-            if self._resident[place] or busy[place] or (slot := self._take_slot(expert)) is None:
+            place = divmod(self._wanted.popleft(), self._resident.shape[1])
+            if self._resident[place] or busy[place] or (slot := self._take_slot(place[0])) is None:
                 continue
             self._in_flight[place] = True
             starting.append((place, None, slot))
@@ -248,8 +286,11 @@ class ExpertCache:
 
     def _land(self) -> list[tuple[int, int, int]]:
         """Table entries of the newcomers whose copies are through."""
-        landed = [copy for copy in self._copies if self._slots_card.copied(copy.ticket)]
-        self._copies = [copy for copy in self._copies if copy not in landed]
+        landed: list[_Copy] = []
+        under_way: list[_Copy] = []
+        for copy in self._copies:
+            (landed if self._slots_card.copied(copy.ticket) else under_way).append(copy)
+        self._copies = under_way
         for copy in landed:
             self._in_flight[copy.newcomer] = False
             if copy.victim is not None:
@@ -276,8 +317,8 @@ class ExpertCache:
         self._given_slots.setdefault(blob_bytes, []).append(slot)
         return blob_bytes
 
-    def _take_slot(self, expert: ExpertId) -> int | None:
-        free = self._free_slots.get(self._blob_bytes(expert.layer))
+    def _take_slot(self, layer: int) -> int | None:
+        free = self._free_slots.get(self._blob_bytes(layer))
         return free.pop() if free else None
 
     def _blob_bytes(self, layer: int) -> int:

@@ -7,7 +7,7 @@ before the engine says that it is ready.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +31,7 @@ from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
 from appliance.memory.layout import ArenaLayout, arena_layout
 from appliance.memory.plan import CardPlan, Machine, is_gpu, make_plan, request_from
-from appliance.memory.policy import ExpertId, Policy, SwapPolicy, blob_bytes_table, fill_order
+from appliance.memory.policy import ExpertId, Policy, SwapPolicy, blob_bytes_table, fill_ranks
 from appliance.memory.profile import Profile, learn, load_profile, profile_path, read_profile
 from appliance.memory.slots import deal_slots
 from appliance.memory.workspace import WINDOW_ROWS
@@ -146,7 +146,7 @@ class ModelRunner:
         if options.starts_asleep:
             self._given_bytes = self._cache.give_back(plan.slots_bytes)
         else:
-            self._cache.fill(self._share_of_ranking(), _reporter(report, "cache"))
+            self._cache.fill([ExpertId(*divmod(flat, model.config.experts)) for flat in self._share_of_ranks()], _reporter(report, "cache"))
         self._warm_rows = self._warm_up(_reporter(report, "warmup"))
         self._kv_state = KvState(card, self._graph.kv, model.config, options.sizes.kv_type)
 
@@ -269,7 +269,7 @@ class ModelRunner:
         """Takes the planned slots again; the next boundaries fill them, hottest first. Raises MemoryBudgetError."""
         if self._given_bytes:
             try:
-                self._cache.take_again(self._ranking() if self.has_link else self._share_of_ranking())
+                self._cache.take_again(self._ranks() if self.has_link else self._share_of_ranks())
             except MemoryError:
                 raise MemoryBudgetError(f"card {self._plan.card} does not have the memory of its slots any more; free some") from None
         self._given_bytes = 0
@@ -287,7 +287,7 @@ class ModelRunner:
     def attach_peer(self) -> None:
         """Takes the peer card's slots; the next boundaries fill them. Raises MemoryBudgetError."""
         if self._pair.peer is not None:
-            self._pair.peer.attach(self._ranking())
+            self._pair.peer.attach(self._ranks())
 
     def detach_peer(self) -> None:
         """Gives the peer card's slots back."""
@@ -364,15 +364,17 @@ class ModelRunner:
                     raise
                 _log.warning("the other engine did not answer; going on alone", position=position, rows=len(tokens))
 
-    def _ranking(self) -> list[ExpertId]:
-        """All experts, hottest first, by the profile and what was used since."""
-        return self._profile.learned(self._cache.total_uses, self._num_rows).ranking(self._model.arena.layout)
+    def _ranks(self) -> Iterable[int]:
+        """All experts as flat indices, hottest first, by the profile and what was used since."""
+        ranks: list[int] = self._profile.learned(self._cache.total_uses, self._num_rows).ranks(self._model.arena.layout).tolist()
+        return ranks
 
-    def _share_of_ranking(self) -> list[ExpertId]:
+    def _share_of_ranks(self) -> Iterable[int]:
         """Those that fill the own slots where nobody tells what the other card has."""
         slots = {slots.blob_bytes: slots.slots for slots in self._plan.slot_classes}
         uses = self._profile.learned(self._cache.total_uses, self._num_rows).uses
-        return fill_order(uses, blob_bytes_table(self._model.arena.layout), slots, self._options.share)
+        ranks: list[int] = fill_ranks(uses, blob_bytes_table(self._model.arena.layout), slots, self._options.share).tolist()
+        return ranks
 
     def _open_peer(self, card: Card) -> PeerTier | None:
         plan, layout, graph = self._options.peer, self._model.arena.layout, self._graph
@@ -408,7 +410,7 @@ class ModelRunner:
             self._graph.run([0] * sizes.max_rows, 0, sizes.max_logits)
             self._graph.run([0], 0, 1)
             if self._graph.is_gpu:
-                ratio = choose_streamed_ratio(self._graph, self._options.streamed_ratio)
+                ratio = choose_streamed_ratio(self._graph, self._model.arena.path.parent, self._options.streamed_ratio)
                 if self._pair.peer is not None:
                     self._pair.peer.set_streamed_ratio(ratio)
         except EngineError as error:

@@ -7,7 +7,7 @@ computes the rows and sends them back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from appliance.engine.cards import Card
 from appliance.engine.experts import ExpertCache, Uses
 from appliance.errors import MemoryBudgetError
 from appliance.memory.layout import ArenaLayout
-from appliance.memory.policy import ExpertId, Policy
+from appliance.memory.policy import Policy
 from appliance.memory.slots import SlotClass
 from appliance.memory.workspace import ALIGNMENT
 from appliance.models.recording import Table
@@ -128,8 +128,11 @@ class PeerTier:
     def is_filling(self) -> bool:
         return self._cache.is_filling
 
-    def attach(self, order: Sequence[ExpertId]) -> None:
-        """Takes the slots; the next boundaries fill them in `order`. Raises MemoryBudgetError; it is detached then."""
+    def attach(self, order: Iterable[int]) -> None:
+        """Takes the slots; the next boundaries fill them in `order`, as `ExpertCache.take_again` does.
+
+        Raises MemoryBudgetError; it is detached then.
+        """
         if self._is_attached:
             return
         try:

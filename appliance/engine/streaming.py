@@ -5,28 +5,42 @@ Which is faster depends on the cores, the bus, the weights' types and how much i
 
 from __future__ import annotations
 
+import fcntl
+import os
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import structlog
 
 from appliance.engine.graph import Graph
+from appliance.memory.arena import try_lock
 
 RATIOS = (0.0, 0.25, 0.5, 0.75)
 NUM_TRIALS = 5
+CLEAR_GAIN_RATIO = 1.1
+"""By how much streaming must be faster than none: other work disturbs the trial, and streams are in the way of copies."""
+PATIENCE_S = 10.0
+"""How long an engine waits for another one's trial."""
 _log = structlog.get_logger()
 
 
-def choose_streamed_ratio(graph: Graph, wanted: float | None = None) -> float:
+def choose_streamed_ratio(graph: Graph, shm_dir: Path, wanted: float | None = None) -> float:
     """Sets the ratio of the graph's card: the wanted one, or else that whose windows of one row are fastest. Returns it.
+    Engines that share an arena try one after the other.
 
     Overwrites the first positions' keys and values.
     """
     if wanted is not None:
         graph.card.streamed_ratio = wanted  # type: ignore[attr-defined]
         return wanted
-    took_s = {ratio: _window_s(graph, ratio) for ratio in RATIOS}
+    with _alone(shm_dir):
+        took_s = {ratio: _window_s(graph, ratio) for ratio in RATIOS}
     best = min(took_s, key=took_s.__getitem__)
+    if took_s[best] * CLEAR_GAIN_RATIO > took_s[RATIOS[0]]:
+        best = RATIOS[0]
     graph.card.streamed_ratio = best  # type: ignore[attr-defined]
     _log.info(
         "a share of the missing experts is streamed", ratio=best, window_ms={ratio: round(s * 1000, 2) for ratio, s in took_s.items()}
@@ -43,3 +57,16 @@ def _window_s(graph: Graph, ratio: float) -> float:
         graph.run([position], position, 1)
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+@contextmanager
+def _alone(shm_dir: Path) -> Iterator[None]:
+    """Holds a lock on the folder that engines have in common; goes on without it if it is not to be had."""
+    folder = os.open(shm_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not try_lock(folder, fcntl.LOCK_EX) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(folder)

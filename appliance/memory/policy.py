@@ -93,7 +93,13 @@ def rank_experts(uses: FloatTable, blob_bytes: IntTable) -> IntTable:
 
 
 def fill_order(uses: FloatTable, blob_bytes: IntTable, slots: Mapping[int, int], share: tuple[int, int] = (0, 1)) -> list[ExpertId]:
-    """The experts that fill `slots` (blob size -> number of slots), hottest first.
+    """`fill_ranks` as experts."""
+    num_experts = blob_bytes.shape[1]
+    return [ExpertId(*divmod(flat, num_experts)) for flat in fill_ranks(uses, blob_bytes, slots, share).tolist()]
+
+
+def fill_ranks(uses: FloatTable, blob_bytes: IntTable, slots: Mapping[int, int], share: tuple[int, int] = (0, 1)) -> IntTable:
+    """Flat indices of the experts that fill `slots` (blob size -> number of slots), hottest first.
 
     `share` = (index, count) makes `count` caches hold different experts: of each class's ranking this one takes the ranks
     index, index + count, ... first, and only when those are used up the hottest of the rest.
@@ -105,8 +111,7 @@ def fill_order(uses: FloatTable, blob_bytes: IntTable, slots: Mapping[int, int],
         ranks = ranking[blob_bytes.flat[ranking] == nbytes]
         own = np.arange(ranks.size) % count == index
         chosen[np.concatenate([ranks[own], ranks[~own]])[:num_slots]] = True
-    num_experts = blob_bytes.shape[1]
-    return [ExpertId(*divmod(int(flat), num_experts)) for flat in ranking[chosen[ranking]]]
+    return ranking[chosen[ranking]]
 
 
 class SwapPolicy:

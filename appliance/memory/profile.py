@@ -23,7 +23,7 @@ import structlog
 
 from appliance.errors import SettingsError
 from appliance.memory.layout import ArenaLayout
-from appliance.memory.policy import ExpertId, FloatTable, blob_bytes_table, rank_experts
+from appliance.memory.policy import ExpertId, FloatTable, IntTable, blob_bytes_table, rank_experts
 
 VERSION = 1
 MAX_FILE_BYTES = 64 << 20
@@ -50,7 +50,11 @@ class Profile:
     def ranking(self, layout: ArenaLayout) -> list[ExpertId]:
         """All experts, most used first."""
         num_experts = self.uses.shape[1]
-        return [ExpertId(*divmod(int(flat), num_experts)) for flat in rank_experts(self.uses, blob_bytes_table(layout))]
+        return [ExpertId(*divmod(flat, num_experts)) for flat in self.ranks(layout).tolist()]
+
+    def ranks(self, layout: ArenaLayout) -> IntTable:
+        """The same as flat indices (layer * experts + expert)."""
+        return rank_experts(self.uses, blob_bytes_table(layout))
 
     def learned(self, counts: FloatTable, rows: int) -> Profile:
         """With `counts` more uses, [layers, experts], from `rows` rows of text."""
