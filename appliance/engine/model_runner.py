@@ -218,8 +218,9 @@ class ModelRunner:
         if self._is_closed:
             raise EngineError("the model was closed; start the engine again")
         if self._graph.is_gpu and len(tokens) > WINDOW_ROWS:
-            self._fill_up()
-        logits = self._run_until_answered(tokens, position, num_logits)
+            logits = self._run_prompt(tokens, position, num_logits)
+        else:
+            logits = self._run_until_answered(tokens, position, num_logits)
         self._rows_since_boundary += len(tokens)
         return logits
 
@@ -231,11 +232,17 @@ class ModelRunner:
         self._num_rows += self._rows_since_boundary
         self._rows_since_boundary = 0
 
-    def _fill_up(self) -> None:
-        """Fills the own slots. A prompt on a GPU streams what it misses, which is about all that they do not hold: the same bytes
-        by the same way, but these stay, and the other engine has the use of them meanwhile."""
+    def _run_prompt(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+        """A chunk on a GPU.
+
+        It streams what the own slots do not hold, which is about everything: what is to fill them goes the same way first, and stays.
+        Its kernels hold every multiprocessor for milliseconds, so the other engine, whose windows would wait so long in every layer,
+        is offered nothing meanwhile.
+        """
         while self._cache.is_filling:
             self.between_windows()
+        with self._pair.drained():
+            return self._run_until_answered(tokens, position, num_logits)
 
     def interrupt(self) -> None:
         """The run in progress, or else the next one, raises WindowInterruptedError within one operation. Thread-safe."""

@@ -189,6 +189,16 @@ def test_both_at_once_with_swaps_in_every_window(model: RandomModel, shm_dir: Pa
             assert stats["link_losses"] == 0
 
 
+def test_nobody_is_asked_while_it_computes_a_prompt(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    with open_runner(model, shm_dir, slots=NUM_EXPERTS, card="cuda:0", **GPU) as runner:  # type: ignore[arg-type]
+        alone = prefill(runner, PROMPT, num_logits=8)
+    with linked_pair(model, shm_dir) as (lead, helper):
+        assert same(prefill(helper, PROMPT, num_logits=8), alone)
+        assert helper.stats()["link_serving"]
+        assert same(one_by_one(lead, DECODED[:4]), expected[:4])
+        assert lead.stats()["rows_by_tier"]["linked"] > 0
+
+
 def test_turning_the_link_off_and_on_between_windows_changes_no_bit(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
     with linked_pair(model, shm_dir) as (lead, helper):
         parts, linked = [], []
