@@ -112,9 +112,11 @@ class LinkEnd:
         is_paused = self._on_host is None and self.is_serving
         if is_paused:
             self._rows.serve(False)
-        yield
-        if is_paused:
-            self._rows.serve(True)
+        try:
+            yield
+        finally:
+            if is_paused:
+                self._rows.serve(True)
 
     def begin_window(self, num_rows: int) -> None:
         """Before every run of so many rows. A GPU's windows begin it themselves, and its prompts ask nobody."""

@@ -137,13 +137,14 @@ class PeerTier:
             return
         try:
             self._cache.take_again(order)
+            if self._rows is not None:
+                self._rows.attach()
         except MemoryError:
+            self._cache.give_back(self._slots_bytes)
             raise MemoryBudgetError(
                 f"card {self._plan.card} does not have the {self._slots_bytes} bytes of its expert slots now; something else holds them"
             ) from None
         self._is_attached = True
-        if self._rows is not None:
-            self._rows.attach()
 
     def detach(self) -> None:
         """Gives the slots back."""

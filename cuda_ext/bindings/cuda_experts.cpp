@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cache/tier.h"
+#include "cards/cuda_steps.h"
 #include "cards/host_card.h"
 #include "cards/host_tier.h"
 #include "cuda_ops/down_window.h"
@@ -90,10 +91,6 @@ cuda::CardShape card_shape() {
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     return {properties.multiProcessorCount, properties.sharedMemPerBlockOptin, properties.sharedMemPerMultiprocessor};
-}
-
-cuda::BlobPart part_of(const BlobMatrix& matrix) {
-    return {matrix.type, static_cast<int32_t>(matrix.rows), static_cast<int32_t>(matrix.columns), matrix.offset, matrix.row_bytes};
 }
 
 struct WindowCase {
@@ -186,8 +183,8 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     gate_up.hidden_is_fresh = c.hidden_is_fresh;
     gate_up.choice = choice;
     gate_up.places = places;
-    gate_up.gate = part_of(c.gate);
-    gate_up.up = part_of(c.up);
+    gate_up.gate = blob_part(c.gate);
+    gate_up.up = blob_part(c.up);
     gate_up.h = h.as<float>();
     gate_up.posts[cuda::kHostSource] = tier.post();
     gate_up.state = state.as<cuda::MissState>();
@@ -197,7 +194,7 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     down.num_rows = gate_up.num_rows;
     down.choice = choice;
     down.places = places;
-    down.down = part_of(c.down);
+    down.down = blob_part(c.down);
     down.h = h.as<float>();
     down.hidden = hidden.as<float>();
     down.posts[cuda::kHostSource] = tier.post();
@@ -248,13 +245,13 @@ nb::tuple plan_experts_window(int num_rows, int num_experts, int top_k, const Bl
     first.num_rows = num_rows;
     first.choice = {nullptr, num_experts, top_k, Gating::softmax, true, 1.0f};
     first.places.blob_bytes = down.offset + down.rows * down.row_bytes;
-    first.gate = part_of(gate);
-    first.up = part_of(up);
+    first.gate = blob_part(gate);
+    first.up = blob_part(up);
     cuda::DownProblem second{};
     second.num_rows = num_rows;
     second.choice = first.choice;
     second.places = first.places;
-    second.down = part_of(down);
+    second.down = blob_part(down);
     const cuda::GateUpPlan gate_up_plan = cuda::plan_gate_up(first, card);
     const cuda::DownPlan down_plan = cuda::plan_down(second, card);
     nb::dict gate_up = ring_plan(gate_up_plan.ring_plan), result = ring_plan(down_plan.ring_plan);

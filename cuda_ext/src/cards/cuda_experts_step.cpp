@@ -16,10 +16,6 @@ View pinned(size_t nbytes) {
     return View::of(allocate_mapped(nbytes), 0, nbytes);
 }
 
-cuda::BlobPart blob_part(const BlobMatrix& matrix) {
-    return {matrix.type, static_cast<int32_t>(matrix.rows), static_cast<int32_t>(matrix.columns), matrix.offset, matrix.row_bytes};
-}
-
 cuda::PromptMatrix prompt_matrix(const BlobMatrix& matrix) {
     return {matrix.type, matrix.offset, static_cast<int32_t>(matrix.rows), static_cast<int32_t>(matrix.columns), matrix.row_bytes};
 }

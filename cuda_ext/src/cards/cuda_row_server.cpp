@@ -6,6 +6,7 @@
 #include "base/require.h"
 #include "cards/cuda_check.h"
 #include "cards/cuda_driver.h"
+#include "cards/cuda_steps.h"
 
 namespace tandem {
 
@@ -16,10 +17,6 @@ using std::chrono::microseconds;
 constexpr microseconds kNap{200};      // while requests come
 constexpr microseconds kSleep{4000};   // while none do; what is enqueued lasts longer
 constexpr int kNapsBeforeSleep = 250;  // 50 ms
-
-cuda::BlobPart blob_part(const BlobMatrix& matrix) {
-    return {matrix.type, static_cast<int32_t>(matrix.rows), static_cast<int32_t>(matrix.columns), matrix.offset, matrix.row_bytes};
-}
 
 View on_card(size_t nbytes) {
     return View::of(allocate_device(nbytes), 0, nbytes);
@@ -107,7 +104,7 @@ void CudaRowServer::start(uint32_t last) {
     require(!running(), "the server of rows runs already");
     enqueued_ = last;
     link::store(counts_.as<cuda::ServedCounts>()->answered, last);
-    ending_ = false;
+    ending_ = failed_ = false;
     thread_ = std::thread([this] { work(); });
 }
 
@@ -145,7 +142,7 @@ void CudaRowServer::work() {
         try {
             if (enqueued_ - done <= kDepth / 2)
                 while (enqueued_ - done < kDepth) enqueue(++enqueued_);
-        } catch (const CudaError&) {  // whoever waits for an answer finds out; the engine's own calls fail as well
+        } catch (const std::exception&) {  // whoever waits for an answer finds out; the engine's own calls fail as well
             failed_ = true;
             return;
         }

@@ -33,6 +33,10 @@ cuda::DeviceMatrix cuda_matrix(const Matrix& matrix) {
             weights.row_bytes};
 }
 
+cuda::BlobPart blob_part(const BlobMatrix& matrix) {
+    return {matrix.type, static_cast<int32_t>(matrix.rows), static_cast<int32_t>(matrix.columns), matrix.offset, matrix.row_bytes};
+}
+
 // ---- embedding ----
 
 void EmbedStep::window(const WindowRun& run) const {

@@ -11,8 +11,9 @@
 
 namespace tandem {
 
-// The matrix as kernels take it.
+// Matrices as kernels take them.
 cuda::DeviceMatrix cuda_matrix(const Matrix& matrix);
+cuda::BlobPart blob_part(const BlobMatrix& matrix);
 
 // Tokens to rows.
 class EmbedStep final : public Step {
