@@ -85,7 +85,7 @@ class HostCard:
     def allocate(self, use: str, nbytes: int) -> View:
         """Zeroed memory, counted under `use`."""
 
-    def allocate_slots(self, nbytes: int) -> View:
+    def allocate_slots(self, nbytes: int, present: bool) -> View:
         """Memory for slots, which can be given back in parts."""
 
     def bytes_by_use(self) -> dict[str, int]: ...

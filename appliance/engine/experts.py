@@ -118,16 +118,18 @@ class ExpertCache:
         """Empty slots are still being filled at boundaries."""
         return bool(self._wanted) or any(copy.victim is None for copy in self._copies)
 
-    def add_slots(self, classes: Sequence[SlotClass]) -> None:
-        """Allocates the planned slots, all empty."""
+    def add_slots(self, classes: Sequence[SlotClass], *, present: bool = True) -> None:
+        """Allocates the planned slots, all empty; if not `present`, they get memory when it is taken again."""
         for slots in classes:
             if slots.slots == 0:
                 continue
-            memory = self._slots_card.allocate_slots(slots.nbytes)
+            memory = self._slots_card.allocate_slots(slots.nbytes, present)
             numbers = [self._table.add_slot(memory.part(i * slots.blob_bytes, slots.blob_bytes)) for i in range(slots.slots)]
             self._memories.append(memory)
             self._numbers.setdefault(slots.blob_bytes, []).extend(reversed(numbers))
-            self._free_slots.setdefault(slots.blob_bytes, []).extend(reversed(numbers))
+            self._free_slots.setdefault(slots.blob_bytes, [])
+            empty = self._free_slots if present else self._given_slots
+            empty.setdefault(slots.blob_bytes, []).extend(reversed(numbers))
 
     def fill(self, order: Sequence[ExpertId], progress: Callable[[int, int], None]) -> None:
         """Copies experts into free slots, first come first served, and returns when all are resident.
@@ -265,7 +267,7 @@ class ExpertCache:
     def _start_swaps(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
         """(newcomer, victim, slot) of the swaps that begin now."""
         limit = self._max_swaps - sum(copy.victim is not None for copy in self._copies)
-        swaps = self._policy.propose(self._resident, busy, limit) if limit > 0 else []
+        swaps = self._policy.propose(self._resident, busy, max(limit, 0))  # so that it forgets what it was told
         return [((swap.layer, swap.expert), (swap.victim_layer, swap.victim_expert), self._leave(swap)) for swap in swaps]
 
     def _start_fills(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:

@@ -136,7 +136,7 @@ class ModelRunner:
             self._graph = Graph(card, model.gguf, model.config, model.arena, options.sizes, is_gpu=is_gpu(plan.card))
             policy = policy or SwapPolicy(classes, profile.uses, experts_per_row=model.config.top_k)
             self._cache = ExpertCache(card, self._graph.table, model.arena.layout, policy, options.max_swaps)
-            self._cache.add_slots(plan.slot_classes)
+            self._cache.add_slots(plan.slot_classes, present=not options.starts_asleep)
             self._pair = Pair(self._open_peer(card), self._open_link())
         except MemoryError:
             raise MemoryBudgetError(
@@ -144,7 +144,7 @@ class ModelRunner:
             ) from None
         self._graph.load_dense(_reporter(report, "dense"))
         if options.starts_asleep:
-            self._given_bytes = self._cache.give_back(plan.slots_bytes)
+            self._given_bytes = plan.slots_bytes
         else:
             self._cache.fill([ExpertId(*divmod(flat, model.config.experts)) for flat in self._share_of_ranks()], _reporter(report, "cache"))
         self._warm_rows = self._warm_up(_reporter(report, "warmup"))
@@ -399,7 +399,15 @@ class ModelRunner:
         wanted = reaches(self._plan.card, plan.card) if plan.is_direct is None else plan.is_direct
         is_direct = wanted and card.reach(peer_card)  # type: ignore[attr-defined]
         graph = self._graph
-        return lambda table: native.CudaPeer(graph.program, graph.table, peer_card, table, is_direct)  # type: ignore[attr-defined]
+
+        def open_rows(table: Table) -> PeerRows:
+            try:
+                rows: PeerRows = native.CudaPeer(graph.program, graph.table, peer_card, table, is_direct)  # type: ignore[attr-defined]
+            except ValueError as error:
+                raise SettingsError(f"card {plan.card} cannot help card {self._plan.card}: {error}", param="cards") from None
+            return rows
+
+        return open_rows
 
     def _open_link(self) -> LinkEnd | None:
         options, model = self._options.link, self._model

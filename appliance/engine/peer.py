@@ -89,9 +89,9 @@ class PeerTier:
         for blobs in layout.layers:
             peer_table.set_layer(blobs.layer, table.layer_blobs(blobs.layer), blobs.blob.nbytes)
         self._cache = ExpertCache(own, peer_table, layout, policy, max_swaps, slots_card=peer)
-        self._cache.add_slots(plan.slot_classes)
+        self._cache.add_slots(plan.slot_classes, present=False)
         self._slots_bytes = sum(slots.nbytes for slots in plan.slot_classes)
-        self._cache.give_back(self._slots_bytes)
+        self._card = peer
         self._is_attached = False
         self._rows = open_rows(peer_table) if open_rows else None
         if isinstance(peer_table, native.ExpertTable) and isinstance(table, native.ExpertTable):
@@ -164,3 +164,4 @@ class PeerTier:
         self._cache.settle()
         if self._rows is not None:
             self._rows.detach()
+        self._card.unpin()

@@ -108,8 +108,13 @@ void bind_cards(nb::module_& module) {
             nb::arg("use"), nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>(), "Zeroed memory, counted under `use`.")
         .def(
             "allocate_slots",
-            [](HostCard& card, size_t nbytes) { return View::of(card.allocate("expert slots", nbytes), 0, nbytes); },
-            nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>(), "Memory for slots, which can be given back in parts.")
+            [](HostCard& card, size_t nbytes, bool present) {
+                const View memory = View::of(card.allocate("expert slots", nbytes), 0, nbytes);
+                if (!present) memory.buffer->discard(0, nbytes);
+                return memory;
+            },
+            nb::arg("nbytes"), nb::arg("present"), nb::call_guard<nb::gil_scoped_release>(),
+            "Memory for slots, which can be given back in parts; given back already unless `present`.")
         .def("bytes_by_use", &HostCard::bytes_by_use)
         .def(
             "pin", [](HostCard&, const View& arena) { return arena.nbytes; }, nb::arg("arena"), "Nothing to do for a host card.")

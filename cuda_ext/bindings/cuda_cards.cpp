@@ -110,8 +110,11 @@ void bind_card(nb::module_& module) {
             "use"_a, "nbytes"_a, Released(), "Zeroed memory on the card, counted under `use`.")
         .def(
             "allocate_slots",
-            [](CudaCard& card, size_t nbytes) { return view_of(card.allocate_segments("expert slots", nbytes), nbytes); },
-            "nbytes"_a, Released(), "Memory for slots, which can be given back in parts.")
+            [](CudaCard& card, size_t nbytes, bool present) {
+                return view_of(card.allocate_segments("expert slots", nbytes, present), nbytes);
+            },
+            "nbytes"_a, "present"_a, Released(),
+            "Memory for slots, which can be given back in parts; given back already unless `present`.")
         .def("bytes_by_use", &CudaCard::bytes_by_use)
         .def("pin", &CudaCard::pin, "arena"_a, Released(),
              "Pins the arena as far as the system allows; returns how many bytes are.")

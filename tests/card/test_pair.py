@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from appliance.engine.generation import WindowInterruptedError
 from appliance.engine.link_options import LinkOptions
 from appliance.engine.model_runner import ModelRunner
 from appliance.memory.link_file import link_path
@@ -195,6 +196,15 @@ def test_nobody_is_asked_while_it_computes_a_prompt(model: RandomModel, shm_dir:
     with linked_pair(model, shm_dir) as (lead, helper):
         assert same(prefill(helper, PROMPT, num_logits=8), alone)
         assert helper.stats()["link_serving"]
+        assert same(one_by_one(lead, DECODED[:4]), expected[:4])
+        assert lead.stats()["rows_by_tier"]["linked"] > 0
+
+
+def test_an_interrupted_prompt_leaves_the_link_on(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    with linked_pair(model, shm_dir) as (lead, helper):
+        helper.interrupt()
+        with pytest.raises(WindowInterruptedError):
+            prefill(helper, PROMPT, num_logits=8)
         assert same(one_by_one(lead, DECODED[:4]), expected[:4])
         assert lead.stats()["rows_by_tier"]["linked"] > 0
 

@@ -77,9 +77,9 @@ std::shared_ptr<Buffer> CudaCard::allocate(const std::string& use, size_t nbytes
     return buffer;
 }
 
-std::shared_ptr<Buffer> CudaCard::allocate_segments(const std::string& use, size_t nbytes) {
+std::shared_ptr<Buffer> CudaCard::allocate_segments(const std::string& use, size_t nbytes, bool present) {
     const DeviceScope scope(device_);
-    std::shared_ptr<Buffer> buffer = tandem::allocate_segments(device_, nbytes, sharers_);
+    std::shared_ptr<Buffer> buffer = tandem::allocate_segments(device_, nbytes, present, sharers_);
     note(use, buffer);
     return buffer;
 }

@@ -66,8 +66,8 @@ class CudaCard {
 
     // Zeroed memory on the card, counted under `use`. Throws std::bad_alloc.
     std::shared_ptr<Buffer> allocate(const std::string& use, size_t nbytes);
-    // The same in segments that can be given back (Buffer::discard) and taken again.
-    std::shared_ptr<Buffer> allocate_segments(const std::string& use, size_t nbytes);
+    // The same in segments that can be given back (Buffer::discard) and taken again. Not `present`: addresses only, at first.
+    std::shared_ptr<Buffer> allocate_segments(const std::string& use, size_t nbytes, bool present);
     std::map<std::string, size_t> bytes_by_use() const;
     // What is free on the device now, whoever holds the rest.
     size_t free_bytes() const;

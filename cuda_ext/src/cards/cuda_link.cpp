@@ -78,9 +78,8 @@ void CudaLink::close() {
 // Whether the partner's card will ask nothing more; false after a while of waiting for that.
 bool CudaLink::await_silence() {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // as in begin_window
-    presence_.expect_partner();
     const auto deadline = std::chrono::steady_clock::now() + kSilenceLimit;
-    while (presence_.partner_attached() && link::load(presence_.partner().asking) != 0 && presence_.partner_is_there()) {
+    while (presence_.partner_attached() && link::load(presence_.partner().asking) != 0 && presence_.partner_lives()) {
         if (std::chrono::steady_clock::now() > deadline) return false;
         std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
@@ -97,7 +96,8 @@ void CudaLink::serve(bool serving) {
 
 // What the partner offers, on the card of the window that begins; null if it is not asked.
 const uint8_t* CudaLink::begin_window(int num_rows, cudaStream_t stream) {
-    if (num_rows > server_->max_rows()) return nullptr;  // the partner's kernels are the same
+    if (num_rows > server_->max_rows()) return nullptr;  // the partner's kernels are the same, as a rule
+    if (refused_by_ != 0 && refused_by_ == link::load(presence_.partner().num_attached)) return nullptr;
     link::store(presence_.own().asking, 1);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // a partner that withdraws sees this, or this sees it withdrawn
     asking_ = presence_.may_ask_partner();
@@ -122,8 +122,9 @@ void CudaLink::end_window(bool voided) {
     if (!asking_) return;
     asking_ = false;
     last_asked_ = link::load(presence_.asked().words->seq);
-    lost_ = voided && (!link::is_answered(*presence_.asked().words) ||
-                       link::load(presence_.asked().words->status) != static_cast<uint32_t>(link::Status::computed));
+    const auto status = static_cast<link::Status>(link::load(presence_.asked().words->status));
+    lost_ = voided && (!link::is_answered(*presence_.asked().words) || status != link::Status::computed);
+    if (lost_ && status == link::Status::refused) refused_by_ = link::load(presence_.partner().num_attached);
     num_losses_ += lost_;
     link::store(presence_.own().asking, 0);
 }

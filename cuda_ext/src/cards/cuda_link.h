@@ -60,6 +60,7 @@ class CudaLink final : public WindowPartner {
     std::unique_ptr<CudaRowServer> server_;
     uint32_t last_asked_ = 0;  // number of the last request, as the card counts
     bool asking_ = false;
+    uint32_t refused_by_ = 0;  // which process of the partner (RoleWords::num_attached) cannot compute for this one; 0: none
     bool lost_ = false;
     bool closed_ = false;
     int64_t num_losses_ = 0;

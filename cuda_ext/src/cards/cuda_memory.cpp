@@ -156,14 +156,14 @@ std::shared_ptr<Buffer> allocate_mapped(size_t nbytes) {
     return std::make_shared<MappedBuffer>(data, nbytes);
 }
 
-std::shared_ptr<Buffer> allocate_segments(int device, size_t nbytes, const std::vector<int>& sharers) {
+std::shared_ptr<Buffer> allocate_segments(int device, size_t nbytes, bool present, const std::vector<int>& sharers) {
     require(nbytes > 0, "a buffer of 0 bytes was asked for");
     const size_t segment_bytes = nbytes < kSegmentBytes ? round_up(nbytes, size_t{2} << 20) : kSegmentBytes;
     const size_t reserved = round_up(nbytes, segment_bytes);
     CUdeviceptr base = 0;
     CUDA_DRIVER_CHECK(driver().mem_address_reserve(&base, reserved, 0, 0, 0));
     auto buffer = std::make_shared<SegmentedBuffer>(device, base, reserved, segment_bytes, sharers);
-    buffer->touch(0, reserved);
+    if (present) buffer->touch(0, reserved);
     return buffer;
 }
 

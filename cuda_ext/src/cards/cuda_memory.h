@@ -14,8 +14,8 @@ std::shared_ptr<Buffer> allocate_device(size_t nbytes);
 std::shared_ptr<Buffer> allocate_mapped(size_t nbytes);
 
 // On the card, in segments that can be given back and taken again at the same addresses (CUDA's virtual memory management).
-// `sharers`: other devices that may use them. Throws std::bad_alloc.
-std::shared_ptr<Buffer> allocate_segments(int device, size_t nbytes, const std::vector<int>& sharers = {});
+// Not `present`: the segments have no memory at first. `sharers`: other devices that may use them. Throws std::bad_alloc.
+std::shared_ptr<Buffer> allocate_segments(int device, size_t nbytes, bool present, const std::vector<int>& sharers);
 
 // Host memory of somebody else, pinned in steps as far as the system allows; the rest stays pageable.
 class PinnedRange {

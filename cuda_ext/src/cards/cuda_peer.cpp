@@ -32,9 +32,12 @@ CudaPeer::CudaPeer(std::shared_ptr<CudaProgram> program, std::shared_ptr<CudaExp
     card_->share_pinned(program_->card());
     table_->set_peer(*peer_table_);
     program_->set_source(cuda::kPeerSource, cuda::MissPost::of(asked_, answered_), card_->device() == program_->card().device());
-    program_->set_peer_recovery([this] {
-        if (server_) server_->await(program_->posted(cuda::kPeerSource));
-    });
+    const bool shares_card = card_->device() == program_->card().device();
+    server_ = std::make_unique<CudaRowServer>(*card_, *peer_table_, program_->host_layers(), geometry_,
+                                              CudaRowServer::Requests{asked_, answered_, false, shares_card});
+    require(server_->max_rows() == cuda::kMaxWindowRows,
+            "its experts are too large for windows of " + std::to_string(cuda::kMaxWindowRows) + " rows");
+    program_->set_peer_recovery([this] { server_->await(program_->posted(cuda::kPeerSource)); });
 }
 
 CudaPeer::~CudaPeer() {
@@ -42,15 +45,7 @@ CudaPeer::~CudaPeer() {
 }
 
 void CudaPeer::attach() {
-    if (server_ && server_->running()) return;
-    if (!server_) {
-        const bool shares_card = card_->device() == program_->card().device();
-        server_ = std::make_unique<CudaRowServer>(*card_, *peer_table_, program_->host_layers(), geometry_,
-                                                  CudaRowServer::Requests{asked_, answered_, false, shares_card});
-    }
-    require(server_->max_rows() == cuda::kMaxWindowRows,
-            "the experts of this model are too large for a second card to compute windows of " +
-                std::to_string(cuda::kMaxWindowRows) + " rows");
+    if (server_->running()) return;
     server_->start(last_);
     program_->set_peer_ratio(streamed_ratio_);
 }
@@ -61,11 +56,11 @@ void CudaPeer::set_streamed_ratio(float ratio) {
     const bool is_pinned =
         std::all_of(layers.begin(), layers.end(), [&](const HostTier::Layer& layer) { return card_->is_pinned(layer.blobs); });
     streamed_ratio_ = is_pinned ? ratio : 0.0f;
-    if (server_ && server_->running()) program_->set_peer_ratio(streamed_ratio_);
+    if (server_->running()) program_->set_peer_ratio(streamed_ratio_);
 }
 
 void CudaPeer::detach() {
-    if (!server_ || !server_->running()) return;
+    if (!server_->running()) return;
     program_->set_peer_ratio(0.0f);
     last_ = server_->stop();
     program_->set_posted(cuda::kPeerSource, last_);

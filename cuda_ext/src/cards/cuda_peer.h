@@ -28,7 +28,7 @@ class CudaPeer {
     void set_streamed_ratio(float ratio);
     float streamed_ratio() const { return streamed_ratio_; }
 
-    int64_t served_rows() const { return server_ ? server_->served_rows() : 0; }
+    int64_t served_rows() const { return server_->served_rows(); }
 
   private:
     std::shared_ptr<CudaProgram> program_;
@@ -40,7 +40,7 @@ class CudaPeer {
     View answered_memory_;
     link::Channel asked_;
     link::Channel answered_;
-    std::unique_ptr<CudaRowServer> server_;  // from the first attach on: slots have addresses then
+    std::unique_ptr<CudaRowServer> server_;
     float streamed_ratio_ = 0.0f;
     uint32_t last_ = 0;  // number of the last request, while nothing runs
 };

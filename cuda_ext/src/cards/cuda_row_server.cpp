@@ -17,6 +17,7 @@ using std::chrono::microseconds;
 constexpr microseconds kNap{200};      // while requests come
 constexpr microseconds kSleep{4000};   // while none do; what is enqueued lasts longer
 constexpr int kNapsBeforeSleep = 250;  // 50 ms
+constexpr std::chrono::seconds kAnswerLimit{20};
 
 View on_card(size_t nbytes) {
     return View::of(allocate_device(nbytes), 0, nbytes);
@@ -161,7 +162,11 @@ void CudaRowServer::enqueue(uint32_t number) {
 }
 
 void CudaRowServer::await(uint32_t number) const {
-    while (running() && !failed_ && static_cast<int32_t>(answered() - number) < 0) std::this_thread::yield();
+    const auto deadline = std::chrono::steady_clock::now() + kAnswerLimit;
+    while (running() && !failed_ && static_cast<int32_t>(answered() - number) < 0) {
+        if (std::chrono::steady_clock::now() > deadline) throw CudaError(cudaErrorUnknown, "a card does not answer any more");
+        std::this_thread::yield();
+    }
 }
 
 int64_t CudaRowServer::served_rows() const {

@@ -46,7 +46,7 @@ class CudaRowServer {
     uint32_t stop();
     bool running() const { return thread_.joinable(); }
 
-    // Returns when request `number` has been answered.
+    // Returns when request `number` has been answered. Throws CudaError if it is not within a long time.
     void await(uint32_t number) const;
     // The same for the request that is there when it is called, if any. Requests must lie in host memory.
     void settle() const { await(link::load(requests_.asked.words->seq)); }

@@ -74,7 +74,9 @@ __device__ __forceinline__ bool list_request(RoutedList& list, const ServeProble
     const uint32_t thread = threadIdx.x;
     if (thread == 0)
         is_sound = request.layer < static_cast<uint32_t>(p.num_layers) && request.num_rows <= static_cast<uint32_t>(p.max_rows) &&
-                   request.num_pairs <= kMaxPairs && request.num_experts <= request.num_pairs;
+                   request.num_experts <= request.num_pairs &&
+                   request.num_experts <= static_cast<uint32_t>(layer_of(p, request).gate_up.choice.num_experts) &&
+                   request.num_pairs <= request.num_rows * static_cast<uint32_t>(layer_of(p, request).gate_up.choice.top_k);
     __syncthreads();
     const bool lists = is_sound && thread < request.num_experts;
     __syncthreads();
@@ -132,7 +134,9 @@ __device__ __forceinline__ void answer(const ServeProblem& p, const RoutedList& 
     uint32_t late = 0;
     for (int i = 0; i < list.num_of_side[kCardSide]; i++) late += list.experts[i].tier == static_cast<int16_t>(Tier::streamed);
     p.state->num_blocks = 0;
-    *p.post.status = static_cast<uint32_t>(is_sound ? link::Status::computed : link::Status::refused);
+    const bool is_empty = list.num_of_side[kCardSide] == 0;  // nobody asked: the server stops
+    const link::Status status = !is_sound ? link::Status::refused : is_empty ? link::Status::dropped : link::Status::computed;
+    *p.post.status = static_cast<uint32_t>(status);
     *p.post.late = late;
     __threadfence_system();
     device::store_release_system(p.post.done, number);

@@ -43,7 +43,10 @@ inline void answer(ChannelWords& words, Status status, uint32_t late) {
 }
 // A new server, before its first request.
 inline void begin_serving(ChannelWords& words) {
-    if (has_request(words)) answer(words, Status::dropped, 0);
+    if (!has_request(words)) return;
+    store(words.status, static_cast<uint32_t>(Status::dropped));
+    store(words.late, 0);
+    store(words.done, load(words.seq));  // one that ended while it stopped may have left several
 }
 
 }  // namespace tandem::link

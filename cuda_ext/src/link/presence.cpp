@@ -96,12 +96,23 @@ bool Presence::partner_attached() const {
 
 bool Presence::may_ask_partner() {
     if (!partner_serves() || !may_ask(*asked().words) || !partner_attached()) return false;
+    watch_partner();
+    return true;
+}
+
+void Presence::watch_partner() {
     const uint32_t attached = load(partner().num_attached);
-    if (attached == partner_attached_ && partner_fd_ >= 0) return true;
+    if (attached == partner_attached_ && partner_fd_ >= 0) return;
     if (partner_fd_ >= 0) ::close(partner_fd_);
     partner_fd_ = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(load(partner().pid)), 0));
     partner_attached_ = attached;
-    return true;
+}
+
+bool Presence::partner_lives() {
+    if (!partner_attached()) return false;
+    watch_partner();
+    pollfd exited{partner_fd_, POLLIN, 0};
+    return partner_fd_ >= 0 && poll(&exited, 1, 0) == 0;
 }
 
 void Presence::expect_partner() {
@@ -110,8 +121,7 @@ void Presence::expect_partner() {
 }
 
 bool Presence::partner_is_there() {
-    pollfd exited{partner_fd_, POLLIN, 0};
-    if (partner_fd_ < 0 || poll(&exited, 1, 0) == 1 || !partner_attached()) return is_answered(*asked().words);
+    if (!partner_lives()) return is_answered(*asked().words);
     const auto now = std::chrono::steady_clock::now();
     const uint32_t beat = load(partner().heartbeat);
     if (beat != last_beat_) {

@@ -40,6 +40,8 @@ class Presence {
     bool partner_serves() const;
     // Whether the partner has a process here. It may have died this moment.
     bool partner_attached() const;
+    // Whether its process is still there.
+    bool partner_lives();
     // Whether the partner could be asked now; from here on its process is watched.
     bool may_ask_partner();
     // A wait for the partner begins.
@@ -48,6 +50,8 @@ class Presence {
     bool partner_is_there();
 
   private:
+    void watch_partner();
+
     View file_;
     Parts parts_{};
     int role_;
