@@ -86,7 +86,9 @@ class HostCard:
         """Zeroed memory, counted under `use`."""
 
     def allocate_slots(self, nbytes: int, present: bool) -> View:
-        """Memory for slots, which can be given back in parts."""
+        """
+        Memory for slots, which can be given back in parts; given back already unless `present`.
+        """
 
     def bytes_by_use(self) -> dict[str, int]: ...
 

@@ -262,12 +262,13 @@ class ExpertCache:
         if uses.layers.size == 0:
             return
         self.total_uses[uses.layers, uses.experts] += uses.counts
-        self._policy.observe(uses.layers, uses.experts, uses.counts, uses.rows)
+        if self._max_swaps > 0:
+            self._policy.observe(uses.layers, uses.experts, uses.counts, uses.rows)
 
     def _start_swaps(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
         """(newcomer, victim, slot) of the swaps that begin now."""
         limit = self._max_swaps - sum(copy.victim is not None for copy in self._copies)
-        swaps = self._policy.propose(self._resident, busy, max(limit, 0))  # so that it forgets what it was told
+        swaps = self._policy.propose(self._resident, busy, limit) if limit > 0 else []
         return [((swap.layer, swap.expert), (swap.victim_layer, swap.victim_expert), self._leave(swap)) for swap in swaps]
 
     def _start_fills(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
