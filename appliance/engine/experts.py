@@ -74,6 +74,7 @@ class ExpertCache:
         self._layout = layout
         self._policy = policy
         self._max_swaps = max_swaps
+        self._max_fills = min(max(MIN_FILLS, FILL_BYTES // layout.largest_blob_bytes), MAX_FILLS)
         shape = (len(layout.layers), max(blobs.num_experts for blobs in layout.layers))
         self._uses: NDArray[np.uint32] = table.uses.bytes()[: 4 * shape[0] * shape[1]].view(np.uint32).reshape(shape)
         self._resident = np.zeros(shape, dtype=np.bool_)
@@ -273,8 +274,7 @@ class ExpertCache:
 
     def _start_fills(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
         """(newcomer, nobody, slot) of the empty slots that are filled now."""
-        largest_bytes = max(blobs.blob.nbytes for blobs in self._layout.layers)
-        limit = min(max(MIN_FILLS, FILL_BYTES // largest_bytes), MAX_FILLS) - sum(copy.victim is None for copy in self._copies)
+        limit = self._max_fills - sum(copy.victim is None for copy in self._copies)
         starting: list[tuple[tuple[int, int], tuple[int, int] | None, int]] = []
         while self._wanted and len(starting) < limit:
             if not any(self._free_slots.values()):

@@ -25,6 +25,7 @@ from cuda_ext import _native as native
 from tests.arena_rig import shm_folder
 from tests.card.test_engine import DECODED, NUM_EXPERTS, PROMPT, SHAPE, TYPES, one_by_one
 from tests.engine_rig import ROOT
+from tests.op_rig import same_bits
 from tests.random_models import RandomModel, fill, open_arena, open_runner, prefill, write_random_model
 
 Logits = NDArray[np.float32]
@@ -54,10 +55,6 @@ def expected(model: RandomModel, shm_dir: Path) -> Logits:
         return one_by_one(runner, DECODED)
 
 
-def same(logits: Logits, expected: Logits) -> bool:
-    return np.array_equal(logits.view(np.uint32), expected.view(np.uint32))
-
-
 def always(model: RandomModel, shm_dir: Path) -> AlwaysSwap:
     with open_arena(model, shm_dir) as arena:
         return AlwaysSwap(blob_bytes_table(arena.layout))
@@ -75,12 +72,12 @@ def with_peer(model: RandomModel, shm_dir: Path, **options: object) -> Iterator[
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_peer_card_computes_its_experts_and_changes_no_bit(model: RandomModel, shm_dir: Path, expected: Logits, direct: bool) -> None:
     with with_peer(model, shm_dir, peer_is_direct=direct) as runner:
-        assert same(one_by_one(runner, DECODED), expected)
+        assert same_bits(one_by_one(runner, DECODED), expected)
         assert "peer" not in runner.stats()["rows_by_tier"]
         runner.attach_peer()
         fill(runner)
         before = runner.stats()["rows_by_tier"]
-        assert same(one_by_one(runner, DECODED), expected)
+        assert same_bits(one_by_one(runner, DECODED), expected)
         rows = runner.stats()["rows_by_tier"]
         assert rows["peer"] > 0
         others = rows["host"] + rows["streamed"] - before["host"] - before["streamed"]
@@ -93,7 +90,7 @@ def test_windows_of_several_rows_ask_the_peer_too(model: RandomModel, shm_dir: P
     with with_peer(model, shm_dir) as runner:
         runner.attach_peer()
         fill(runner)
-        assert same(prefill(runner, DECODED, num_logits=rows, chunk=rows), expected)
+        assert same_bits(prefill(runner, DECODED, num_logits=rows, chunk=rows), expected)
         assert runner.stats()["rows_by_tier"]["peer"] > 0
 
 
@@ -102,7 +99,7 @@ def test_with_everything_on_two_cards_the_host_is_not_asked(model: RandomModel, 
     with open_runner(model, shm_dir, slots=half, share=(0, 2), peer_slots=half, card="cuda:0", **GPU) as runner:  # type: ignore[arg-type]
         runner.attach_peer()
         fill(runner)
-        assert same(one_by_one(runner, DECODED), expected)
+        assert same_bits(one_by_one(runner, DECODED), expected)
         rows = runner.stats()["rows_by_tier"]
         assert (rows["own"] > 0, rows["peer"] > 0, rows["host"]) == (True, True, 0)
 
@@ -113,7 +110,7 @@ def test_attaching_and_detaching_in_the_middle_with_swaps_changes_no_bit(model: 
         for position, token in enumerate(DECODED):
             runner.attach_peer() if position // 6 % 2 == 0 else runner.detach_peer()
             parts.append(one_by_one(runner, [token], position))
-        assert same(np.concatenate(parts), expected)
+        assert same_bits(np.concatenate(parts), expected)
         assert runner.stats()["rows_by_tier"]["peer"] > 0
         assert runner.stats()["swaps"] > 0
 
@@ -124,7 +121,7 @@ def test_a_prompt_takes_experts_from_the_peers_slots(model: RandomModel, shm_dir
     with with_peer(model, shm_dir) as runner:
         runner.attach_peer()
         fill(runner)
-        assert same(prefill(runner, PROMPT, num_logits=8), alone)
+        assert same_bits(prefill(runner, PROMPT, num_logits=8), alone)
 
 
 # The link
@@ -157,8 +154,8 @@ def test_each_computes_the_others_rows_and_no_bit_changes(model: RandomModel, sh
         one_by_one(alone, DECODED)
         unlinked = missed(alone)
     with linked_pair(model, shm_dir) as (lead, helper):
-        assert same(one_by_one(lead, DECODED), expected)
-        assert same(one_by_one(helper, DECODED), expected)
+        assert same_bits(one_by_one(lead, DECODED), expected)
+        assert same_bits(one_by_one(helper, DECODED), expected)
         for one, other in ((lead, helper), (helper, lead)):
             rows = one.stats()["rows_by_tier"]
             assert rows["linked"] == other.stats()["served_rows"] > 0
@@ -169,7 +166,7 @@ def test_each_computes_the_others_rows_and_no_bit_changes(model: RandomModel, sh
 @pytest.mark.parametrize("rows", [3, 8])
 def test_windows_of_several_rows_ask_the_partner_too(model: RandomModel, shm_dir: Path, expected: Logits, rows: int) -> None:
     with linked_pair(model, shm_dir) as (lead, helper):
-        assert same(prefill(lead, DECODED, num_logits=rows, chunk=rows), expected)
+        assert same_bits(prefill(lead, DECODED, num_logits=rows, chunk=rows), expected)
         assert lead.stats()["rows_by_tier"]["linked"] == helper.stats()["served_rows"] > 0
 
 
@@ -181,8 +178,8 @@ def test_both_at_once_with_swaps_in_every_window(model: RandomModel, shm_dir: Pa
             thread.start()
         for thread in threads:
             thread.join()
-        assert same(answers[0], expected)
-        assert same(answers[1], expected)
+        assert same_bits(answers[0], expected)
+        assert same_bits(answers[1], expected)
         for runner in pair:
             stats = runner.stats()
             assert stats["rows_by_tier"]["linked"] > 0
@@ -194,9 +191,9 @@ def test_nobody_is_asked_while_it_computes_a_prompt(model: RandomModel, shm_dir:
     with open_runner(model, shm_dir, slots=NUM_EXPERTS, card="cuda:0", **GPU) as runner:  # type: ignore[arg-type]
         alone = prefill(runner, PROMPT, num_logits=8)
     with linked_pair(model, shm_dir) as (lead, helper):
-        assert same(prefill(helper, PROMPT, num_logits=8), alone)
+        assert same_bits(prefill(helper, PROMPT, num_logits=8), alone)
         assert helper.stats()["link_serving"]
-        assert same(one_by_one(lead, DECODED[:4]), expected[:4])
+        assert same_bits(one_by_one(lead, DECODED[:4]), expected[:4])
         assert lead.stats()["rows_by_tier"]["linked"] > 0
 
 
@@ -205,7 +202,7 @@ def test_an_interrupted_prompt_leaves_the_link_on(model: RandomModel, shm_dir: P
         helper.interrupt()
         with pytest.raises(WindowInterruptedError):
             prefill(helper, PROMPT, num_logits=8)
-        assert same(one_by_one(lead, DECODED[:4]), expected[:4])
+        assert same_bits(one_by_one(lead, DECODED[:4]), expected[:4])
         assert lead.stats()["rows_by_tier"]["linked"] > 0
 
 
@@ -216,7 +213,7 @@ def test_turning_the_link_off_and_on_between_windows_changes_no_bit(model: Rando
             helper.serve_link(position // 6 % 2 == 0)
             parts.append(one_by_one(lead, [token], position))
             linked.append(lead.stats()["rows_by_tier"].get("linked", 0))
-        assert same(np.concatenate(parts), expected)
+        assert same_bits(np.concatenate(parts), expected)
         assert 0 < linked[5] == linked[11] < linked[17] == linked[23]
 
 
@@ -224,11 +221,11 @@ def test_memory_that_is_given_back_is_withdrawn_and_offered_again(model: RandomM
     with linked_pair(model, shm_dir) as (lead, helper):
         helper.free_memory(-(-helper.slots_bytes // 2**20))
         assert helper.stats()["resident_experts"] == 0
-        assert same(one_by_one(lead, DECODED), expected)
+        assert same_bits(one_by_one(lead, DECODED), expected)
         assert "linked" not in lead.stats()["rows_by_tier"]
         helper.take_memory()
         fill(helper)
-        assert same(one_by_one(lead, DECODED), expected)
+        assert same_bits(one_by_one(lead, DECODED), expected)
         assert lead.stats()["rows_by_tier"]["linked"] > 0
 
 
@@ -252,11 +249,11 @@ def test_lead_with_peer_and_link_goes_through_a_helpers_life(model: RandomModel,
             helper.serve_link(True)
             fill(helper)
             parts.append(one_by_one(lead, DECODED[position + 4 : position + 10], position + 4))
-            assert same(one_by_one(helper, DECODED[:8]), expected[:8])
+            assert same_bits(one_by_one(helper, DECODED[:8]), expected[:8])
             helper.serve_link(False)
             helper.free_memory(-(-helper.slots_bytes // 2**20))
             parts.append(one_by_one(lead, DECODED[position + 10 : position + 12], position + 10))
-        assert same(np.concatenate(parts), expected)
+        assert same_bits(np.concatenate(parts), expected)
         rows = lead.stats()["rows_by_tier"]
         assert rows["peer"] > 0
         assert rows["linked"] > 0
@@ -298,7 +295,7 @@ def test_a_partner_that_is_killed_in_mid_window_costs_that_window_only(model: Ra
     link = LinkOptions(path, 0, stuck_after_s=60.0)
     with open_runner(model, shm_dir, slots=SLOTS, share=(0, 2), link=link, card="cuda:0", **GPU) as lead:  # type: ignore[arg-type]
         with partner_process(model, shm_dir, path) as partner:
-            assert same(one_by_one(lead, DECODED), expected)
+            assert same_bits(one_by_one(lead, DECODED), expected)
             assert lead.stats()["rows_by_tier"]["linked"] > 0
             losses = 0
             if native.cuda_build == "emulated":  # type: ignore[attr-defined]
@@ -307,13 +304,13 @@ def test_a_partner_that_is_killed_in_mid_window_costs_that_window_only(model: Ra
             killer = threading.Timer(0.3, partner.kill)
             killer.start()
             while killer.is_alive():
-                assert same(one_by_one(lead, DECODED), expected)
+                assert same_bits(one_by_one(lead, DECODED), expected)
             partner.wait()
-            assert same(one_by_one(lead, DECODED), expected)
+            assert same_bits(one_by_one(lead, DECODED), expected)
             assert lead.stats()["link_losses"] >= losses
         with partner_process(model, shm_dir, path):  # a new one takes its place
             before = lead.stats()["rows_by_tier"]["linked"]
-            assert same(one_by_one(lead, DECODED), expected)
+            assert same_bits(one_by_one(lead, DECODED), expected)
             assert lead.stats()["rows_by_tier"]["linked"] > before
     path.unlink()
 
@@ -326,11 +323,11 @@ def test_a_partner_that_hangs_is_given_up_and_taken_up_again(model: RandomModel,
         partner_process(model, shm_dir, path) as partner,
     ):
         os.kill(partner.pid, signal.SIGSTOP)
-        assert same(one_by_one(lead, DECODED), expected)
+        assert same_bits(one_by_one(lead, DECODED), expected)
         os.kill(partner.pid, signal.SIGCONT)
         before = lead.stats()["rows_by_tier"].get("linked", 0)
         for _ in range(100):
-            assert same(one_by_one(lead, DECODED), expected)
+            assert same_bits(one_by_one(lead, DECODED), expected)
             if lead.stats()["rows_by_tier"].get("linked", 0) > before:
                 break
         else:
