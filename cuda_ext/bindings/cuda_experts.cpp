@@ -252,8 +252,8 @@ nb::tuple plan_experts_window(int num_rows, int num_experts, int top_k, const Bl
     second.choice = first.choice;
     second.places = first.places;
     second.down = blob_part(down);
-    const cuda::GateUpPlan gate_up_plan = cuda::plan_gate_up(first, card);
-    const cuda::DownPlan down_plan = cuda::plan_down(second, card);
+    const cuda::GateUpPlan gate_up_plan = cuda::plan_gate_up(first, card, cuda::window_threads(num_rows));
+    const cuda::DownPlan down_plan = cuda::plan_down(second, card, cuda::window_threads(num_rows));
     nb::dict gate_up = ring_plan(gate_up_plan.ring_plan), result = ring_plan(down_plan.ring_plan);
     gate_up["num_blocks"] = gate_up_plan.num_blocks;
     gate_up["rings"] = gate_up_plan.rings;

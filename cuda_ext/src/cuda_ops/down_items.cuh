@@ -4,7 +4,7 @@
 #include "cuda_ops/route.cuh"
 #include "cuda_ops/stage_ring.cuh"
 #include "quant/quantise_device.cuh"
-#include "quant/row_device.cuh"
+#include "quant/row_one.cuh"
 
 namespace tandem::cuda {
 
@@ -57,6 +57,7 @@ struct DownChunk {
 };
 
 // A warp's share of a pass: every num_warps-th chunk.
+template <bool kOneRow>
 class DownItems {
   public:
     __device__ __forceinline__ DownItems(const DownProblem& p, const DownPlan& plan, const DownBlock& block, const DownPass& pass,
@@ -88,18 +89,22 @@ class DownItems {
         if (plan_.wants_values)
             dots.values = reinterpret_cast<const float*>(block_.shared + plan_.held) + static_cast<int64_t>(held) * p_.down.columns;
         else
-            dots.groups = reinterpret_cast<const quant::ActGroup*>(block_.shared + plan_.held) + held * plan_.row_groups;
+            dots.groups = reinterpret_cast<const quant::SharedGroup*>(block_.shared + plan_.held) + held * plan_.row_groups;
         dots.table = block_.shared + plan_.table;
         dots.out = block_.rows + chunk.expert->side_first * plan_.block_columns + chunk.row;
         dots.out_stride = plan_.block_columns;
         dots.input_rows = quant::kAllInputs;
-        quant::dot_rows(p_.down.type, dots, lane);
+        if constexpr (kOneRow)
+            quant::dot_one_row(p_.down.type, dots, lane);
+        else
+            quant::dot_rows(p_.down.type, dots, lane);
     }
 
   private:
     __device__ __forceinline__ DownChunk at(int item) const {
-        const RoutedExpert& expert = block_.list.experts[block_.list.of_side[kCardSide][pass_.first_expert + item / chunks_]];
-        const int row = item % chunks_ * plan_.ring_plan.stage_rows,
+        const int index = small_quotient(item, chunks_);
+        const RoutedExpert& expert = block_.list.experts[block_.list.of_side[kCardSide][pass_.first_expert + index]];
+        const int row = (item - index * chunks_) * plan_.ring_plan.stage_rows,
                   num_rows = min(plan_.ring_plan.stage_rows, block_.num_columns - row);
         const uint8_t* bytes = expert.blob + p_.down.offset + (block_.first_column + row) * p_.down.row_bytes;
         return {&expert, row, num_rows, device::aligned_span(bytes, num_rows * p_.down.row_bytes)};
@@ -119,7 +124,7 @@ class DownItems {
 __device__ __forceinline__ void fetch_rows(const DownProblem& p, const DownPlan& plan, const DownBlock& block) {
     const int units = p.choice.top_k * p.down.columns / 4;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < units; i += kWindowThreads)
+    for (int i = threadIdx.x; i < units; i += static_cast<int>(blockDim.x))
         device::copy_async16(block.shared + plan.fetched + 16 * i, reinterpret_cast<const float4*>(p.h) + i);
     device::copy_async_commit();
     device::copy_async_wait<0>();
@@ -148,14 +153,14 @@ __device__ __forceinline__ void hold_rows(const DownProblem& p, const DownPlan& 
                                           int num_pairs) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = p.down.columns;
 #pragma unroll 1
-    for (int item = warp; item < num_pairs * plan.row_groups; item += kWindowWarps) {
-        const int pair = item / plan.row_groups, group = item % plan.row_groups, at = group * quant::kSuper + 8 * lane;
+    for (int item = warp; item < num_pairs * plan.row_groups; item += static_cast<int>(blockDim.x) / 32) {
+        const int pair = small_quotient(item, plan.row_groups), group = item - pair * plan.row_groups, at = group * quant::kSuper + 8 * lane;
         const int place = block.list.side_place[pair], held = place - pass.first_pair;
         if (!block.list.experts[block.list.expert_of[pair]].blob || held < 0 || place >= pass.end_pair) continue;
         float x[8] = {};
         load_eight(p, plan, block, pair, at, x);
         if (!plan.wants_values) {
-            auto* groups = reinterpret_cast<quant::ActGroup*>(block.shared + plan.held) + held * plan.row_groups;
+            auto* groups = reinterpret_cast<quant::SharedGroup*>(block.shared + plan.held) + held * plan.row_groups;
             quant::quantise_super(x, 1.0f, groups[group], lane);
             continue;
         }
@@ -168,8 +173,9 @@ __device__ __forceinline__ void hold_rows(const DownProblem& p, const DownPlan& 
 
 // Everything from the first rows held on: fills block.rows with the rows of all pairs of the card. `ring` has begun to fetch
 // `items`, those of `pass`, if this warp `fetches`. A barrier must follow.
+template <bool kOneRow>
 __device__ __forceinline__ void multiply_down(const DownProblem& p, const DownPlan& plan, const DownBlock& block, DownPass& pass,
-                                              StageRing& ring, DownItems& items, bool fetches, int num_pairs) {
+                                              StageRing& ring, DownItems<kOneRow>& items, bool fetches, int num_pairs) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     hold_rows(p, plan, block, pass, num_pairs);
     __syncthreads();
@@ -179,7 +185,7 @@ __device__ __forceinline__ void multiply_down(const DownProblem& p, const DownPl
         pass = pass_from(block.list, pass.end_expert, plan.held_pairs);
         hold_rows(p, plan, block, pass, num_pairs);
         __syncthreads();
-        DownItems more(p, plan, block, pass, warp);
+        DownItems<kOneRow> more(p, plan, block, pass, warp);
         if (fetches) ring.run(more, lane);
     }
 }

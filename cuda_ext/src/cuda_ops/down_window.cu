@@ -37,8 +37,8 @@ __device__ __forceinline__ void await_rows(const DownProblem& p, int source) {
 
 __device__ __forceinline__ void combine(const DownProblem& p, const DownPlan& plan, const DownBlock& block) {
     const RoutedList& list = block.list;
-    for (int i = threadIdx.x; i < p.num_rows * block.num_columns; i += kWindowThreads) {
-        const int row = i / block.num_columns, column = i % block.num_columns;
+    for (int i = threadIdx.x; i < p.num_rows * block.num_columns; i += static_cast<int>(blockDim.x)) {
+        const int row = small_quotient(i, block.num_columns), column = i - row * block.num_columns;
         float sum = 0.0f;
         for (int pair = row * p.choice.top_k; pair < (row + 1) * p.choice.top_k; pair++) {
             const int place = list.side_place[pair], side = list.experts[list.expert_of[pair]].side;
@@ -55,30 +55,42 @@ __device__ __forceinline__ void combine(const DownProblem& p, const DownPlan& pl
 }
 
 __device__ __forceinline__ void load_hidden(const DownProblem& p, const DownPlan& plan, const DownBlock& block) {
-    for (int i = threadIdx.x; i < p.num_rows * block.num_columns; i += kWindowThreads) {
-        const int row = i / block.num_columns, column = i % block.num_columns;
+    for (int i = threadIdx.x; i < p.num_rows * block.num_columns; i += static_cast<int>(blockDim.x)) {
+        const int row = small_quotient(i, block.num_columns), column = i - row * block.num_columns;
         block.sums[row * plan.block_columns + column] =
             __ldcg(p.hidden + static_cast<int64_t>(row) * p.down.rows + block.first_column + column);
     }
 }
 
-__global__ void __launch_bounds__(kWindowThreads, 2)
+template <bool kOneRow>
+__global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     down_kernel(const __grid_constant__ DownProblem p, const __grid_constant__ DownPlan plan) {
     const DownBlock block(p, plan);
     RoutedList& list = block.list;
+    constexpr int num_threads = kThreadsOf<kOneRow>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    load_slots(list, p.places, p.choice.num_experts, thread, kWindowThreads);
-    quant::load_table(p.down.type, block.shared + plan.table, thread, kWindowThreads);
-    if (thread == 0) StageRing::init(block.shared + plan.rings, plan.ring_plan);
-    route_rows(list, p.choice, p.places, p.num_rows, thread, kWindowThreads);
+    load_slots(list, p.places, p.choice.num_experts, thread, num_threads);
+    quant::load_table(p.down.type, block.shared + plan.table, thread, num_threads);
+    if constexpr (kOneRow) {
+        __syncthreads();
+        if (warp == 0) route_one_row(list, p.choice, p.places, lane);
+        __syncthreads();
+    } else {
+        route_rows(list, p.choice, p.places, p.num_rows, thread, num_threads);
+    }
 
-    StageRing ring(block.shared + plan.rings, plan.ring_plan, warp);
+    StageRing ring(block.shared + plan.rings, plan.ring_plan, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     DownPass pass = pass_from(list, 0, plan.held_pairs);
-    DownItems items(p, plan, block, pass, warp);
+    DownItems<kOneRow> items(p, plan, block, pass, warp);
     if (fetches) ring.fetch(items, lane);
     load_hidden(p, plan, block);
-    weigh_rows(list, p.choice, p.num_rows, reinterpret_cast<float*>(block.shared + plan.held), thread, kWindowThreads);
+    auto* gates = reinterpret_cast<float*>(block.shared + plan.held);
+    if constexpr (kOneRow) {
+        if (warp == 0) weigh_one_row(list, p.choice, gates, lane);
+    } else {
+        weigh_rows(list, p.choice, p.num_rows, gates, thread, num_threads);
+    }
     __syncthreads();
     device::wait_prerequisites();
     if (!p.leaves_room) device::launch_dependents();
@@ -96,7 +108,7 @@ __global__ void __launch_bounds__(kWindowThreads, 2)
 
 }  // namespace
 
-DownPlan plan_down(const DownProblem& p, const CardShape& card) {
+DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads) {
     check_routing(p.num_rows, p.choice, p.places);
     check_part(p.down, p.places);
     const size_t row_bytes = input_row_bytes(p.down.type, p.down.columns),
@@ -108,6 +120,9 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card) {
     plan.wants_values = quant::type_wants_values(p.down.type);
     plan.row_groups = static_cast<int32_t>((p.down.columns + quant::kSuper - 1) / quant::kSuper);
     const int chunks = (plan.block_columns + kStageRows - 1) / kStageRows, stage_rows = (plan.block_columns + chunks - 1) / chunks;
+    const int num_warps = num_threads / 32;
+    // One stage is enough where a warp has one chunk.
+    const int wanted_stages = p.num_rows == 1 && p.choice.top_k * chunks <= num_warps ? 1 : 2;
     SharedPieces pieces;
     pieces.take(sizeof(RoutedList));
     plan.table = pieces.take(quant::table_bytes(p.down.type));
@@ -120,11 +135,12 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card) {
     plan.held = pieces.take(0);
     // All rows at once, beside the kernel before, with rings of two stages if possible; else fewer rows at a time.
     const size_t beside = card.modest_shared_bytes(kSharedPercent);
-    for (size_t held = num_pairs; held >= static_cast<size_t>(p.num_rows) && plan.ring_plan.num_stages < 2; held /= 2) {
+    for (size_t held = num_pairs; held >= static_cast<size_t>(p.num_rows) && plan.ring_plan.num_stages < wanted_stages; held /= 2) {
         const size_t held_bytes = (std::max(held * row_bytes, gates_bytes) + 63) / 64 * 64;
         for (const size_t limit : {beside, p.leaves_room ? beside : card.block_shared_bytes}) {
-            if (plan.held + held_bytes > limit || plan.ring_plan.num_stages >= 2) continue;
-            const RingPlan rings = plan_rings(limit - plan.held - held_bytes, stage_rows, p.down.row_bytes, 1);
+            if (plan.held + held_bytes > limit || plan.ring_plan.num_stages >= wanted_stages) continue;
+            const RingPlan rings =
+                plan_rings(limit - plan.held - held_bytes, {num_warps, wanted_stages, stage_rows}, p.down.row_bytes, 1);
             if (rings.num_warps == 0) continue;
             plan.held_pairs = static_cast<int32_t>(held);
             plan.rings = plan.held + static_cast<uint32_t>(held_bytes);
@@ -139,9 +155,11 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card) {
 }
 
 void down_window(const DownProblem& p, const CardShape& card, bool dependent, cudaStream_t stream) {
-    const DownPlan plan = plan_down(p, card);
-    const auto blocks = static_cast<unsigned>(plan.num_blocks);
-    device::launch({dim3(blocks), dim3(kWindowThreads), plan.shared_bytes, stream, dependent}, down_kernel, p, plan);
+    const int num_threads = window_threads(p.num_rows);
+    const DownPlan plan = plan_down(p, card, num_threads);
+    const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(num_threads);
+    device::launch({dim3(blocks), dim3(threads), plan.shared_bytes, stream, dependent},
+                   p.num_rows == 1 ? down_kernel<true> : down_kernel<false>, p, plan);
 }
 
 }  // namespace tandem::cuda

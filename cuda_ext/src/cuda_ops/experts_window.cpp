@@ -21,16 +21,16 @@ size_t stage_bytes(int rows, size_t rows_bytes, int num_matrices) {
     return (rows * rows_bytes + 15) / 16 * 16 + num_matrices * kMarginBytes;
 }
 
-RingPlan plan_rings(size_t available, int wanted_rows, size_t rows_bytes, int num_matrices) {
+RingPlan plan_rings(size_t available, const WantedRings& wanted, size_t rows_bytes, int num_matrices) {
     const auto rings = [&](int warps, int rows) {
         const size_t stage = stage_bytes(rows, rows_bytes, num_matrices), per_warp = available / warps;
         const int stages = static_cast<int>(std::min<size_t>(kMaxStages, per_warp / (stage + kBarrierBytes)));
         return RingPlan{warps, stages, rows, static_cast<uint32_t>(stage),
                         static_cast<uint32_t>(warps * stages * (stage + kBarrierBytes))};
     };
-    for (int rows = wanted_rows; rows >= 1; rows--)
-        if (const RingPlan plan = rings(kWindowWarps, rows); plan.num_stages >= 2) return plan;
-    for (int warps = kWindowWarps; warps >= 1; warps /= 2)
+    for (int rows = wanted.stage_rows; rows >= 1; rows--)
+        if (const RingPlan plan = rings(wanted.num_warps, rows); plan.num_stages >= wanted.num_stages) return plan;
+    for (int warps = wanted.num_warps; warps >= 1; warps /= 2)
         if (const RingPlan plan = rings(warps, 1); plan.num_stages >= 1) return plan;
     return {};
 }

@@ -71,8 +71,19 @@ struct CardShape {
     }
 };
 
-constexpr int kWindowThreads = 256;  // of a block; two blocks of 128 registers a thread share a multiprocessor
-constexpr int kWindowWarps = kWindowThreads / 32;
+// Threads of a block, so that two blocks share a multiprocessor. Windows of one row have kernels of their own: less code, half the
+// registers, twice the warps.
+constexpr int kWindowThreads = 256;
+constexpr int kOneRowThreads = 512;
+template <bool kOneRow>
+constexpr int kThreadsOf = kOneRow ? kOneRowThreads : kWindowThreads;
+
+constexpr int window_threads(int num_rows) {
+    return num_rows == 1 ? kOneRowThreads : kWindowThreads;
+}
+constexpr int window_warps(int num_rows) {
+    return window_threads(num_rows) / 32;
+}
 
 // The rings through which the warps of a block fetch weight rows into shared memory, `num_stages` each.
 struct RingPlan {
@@ -83,9 +94,14 @@ struct RingPlan {
     uint32_t nbytes;       // of all rings with their barriers
 };
 
-// The best rings that fit into `available` bytes: whole stages of `wanted_rows` rows if two of them fit, else smaller ones, else
-// fewer warps. `rows_bytes`: of one row of each of the `num_matrices` matrices together. num_warps is 0 where nothing fits.
-RingPlan plan_rings(size_t available, int wanted_rows, size_t rows_bytes, int num_matrices);
+struct WantedRings {
+    int num_warps;
+    int num_stages;
+    int stage_rows;
+};
+
+// The best rings that fit into `available` bytes: whole stages if as many as wanted fit, else smaller ones, else fewer warps. `rows_bytes`: of one row of each of the `num_matrices` matrices together. num_warps is 0 where nothing fits.
+RingPlan plan_rings(size_t available, const WantedRings& wanted, size_t rows_bytes, int num_matrices);
 
 // A stage of `rows` rows of each matrix.
 size_t stage_bytes(int rows, size_t rows_bytes, int num_matrices);

@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kNormBytes = 64 * 1024;  // rows of more than this together are normed one after the other
 constexpr int kSharedPercent = 60;        // of a multiprocessor's, so that the next kernel's blocks find room while these still run
 
+template <bool kOneRow>
 __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
     const int width = p.gate.columns, groups = (width + quant::kSuper - 1) / quant::kSuper;
     NormRows rows{};
@@ -25,10 +26,13 @@ __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& p
     for (int first = 0; first < p.num_rows; first += plan.norm_rows) {
         rows.x = p.hidden + first * width;
         rows.num_rows = min(plan.norm_rows, p.num_rows - first);
-        if (plan.wants_groups()) rows.groups = reinterpret_cast<quant::ActGroup*>(shared + plan.groups) + first * groups;
+        if (plan.wants_groups()) rows.groups = reinterpret_cast<quant::SharedGroup*>(shared + plan.groups) + first * groups;
         if (plan.wants_values()) rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
         rows.scratch = plan.wants_values() ? rows.values : reinterpret_cast<float*>(shared + plan.rings);
-        norm_rows(rows, fetch_gamma(p.gamma, width, threadIdx.x, kWindowThreads), threadIdx.x, kWindowThreads);
+        if constexpr (kOneRow)
+            norm_one_row(rows, fetch_gamma(p.gamma, width, threadIdx.x), threadIdx.x, kOneRowThreads);
+        else
+            norm_rows(rows, threadIdx.x, kWindowThreads);
     }
 }
 
@@ -36,7 +40,7 @@ __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& p
 __device__ __forceinline__ void write_post(const GateUpProblem& p, const GateUpPlan& plan, const RoutedList& list, Source source,
                                            const unsigned char* shared) {
     const MissPost& post = p.posts[source];
-    const int thread = threadIdx.x, num_pairs = p.num_rows * p.choice.top_k, columns = p.gate.columns;
+    const int thread = threadIdx.x, num_threads = blockDim.x, num_pairs = p.num_rows * p.choice.top_k, columns = p.gate.columns;
     if (thread < list.num_of_side[source]) {
         const RoutedExpert& expert = list.experts[list.of_side[source][thread]];
         post.experts[thread] = {static_cast<uint32_t>(expert.expert), static_cast<uint32_t>(expert.side_first),
@@ -44,14 +48,11 @@ __device__ __forceinline__ void write_post(const GateUpProblem& p, const GateUpP
     }
     if (thread < num_pairs && list.experts[list.expert_of[thread]].side == source)
         post.pair_rows[list.side_place[thread]] = thread / p.choice.top_k;
-    if (plan.wants_groups()) {
-        const int units =
-            p.num_rows * ((columns + quant::kSuper - 1) / quant::kSuper) * static_cast<int>(sizeof(quant::ActGroup) / 16);
-        for (int i = thread; i < units; i += kWindowThreads)
-            reinterpret_cast<uint4*>(post.groups)[i] = reinterpret_cast<const uint4*>(shared + plan.groups)[i];
-    }
+    if (plan.wants_groups())
+        quant::store_groups(reinterpret_cast<const quant::SharedGroup*>(shared + plan.groups), post.groups,
+                            p.num_rows * ((columns + quant::kSuper - 1) / quant::kSuper), thread, num_threads);
     if (plan.wants_values())
-        for (int i = thread; i < p.num_rows * columns; i += kWindowThreads)
+        for (int i = thread; i < p.num_rows * columns; i += num_threads)
             post.values[i] = reinterpret_cast<const float*>(shared + plan.values)[i];
     if (thread == 0)
         *post.request = {static_cast<uint32_t>(p.layer), static_cast<uint32_t>(p.num_rows),
@@ -86,25 +87,31 @@ __device__ void count_uses(const GateUpProblem& p, const RoutedList& list) {
     if (p.tier_rows) atomicAdd(p.tier_rows + expert.tier, static_cast<unsigned long long>(expert.count));
 }
 
-__global__ void __launch_bounds__(kWindowThreads, 2)
+template <bool kOneRow>
+__global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     gate_up_kernel(const __grid_constant__ GateUpProblem p, const __grid_constant__ GateUpPlan plan) {
     unsigned char* shared = device::dynamic_shared();
     RoutedList& list = *reinterpret_cast<RoutedList*>(shared);
+    constexpr int num_threads = kThreadsOf<kOneRow>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     if (p.hidden_is_fresh) device::wait_prerequisites();
-    load_slots(list, p.places, p.choice.num_experts, thread, kWindowThreads);
-    quant::load_table(p.gate.type, shared + plan.gate_table, thread, kWindowThreads);
-    if (p.up.type != p.gate.type) quant::load_table(p.up.type, shared + plan.up_table, thread, kWindowThreads);
-    norm(p, plan, shared);
-    if (thread == 0) StageRing::init(shared + plan.rings, plan.ring_plan);
+    load_slots(list, p.places, p.choice.num_experts, thread, num_threads);
+    quant::load_table(p.gate.type, shared + plan.gate_table, thread, num_threads);
+    if (p.up.type != p.gate.type) quant::load_table(p.up.type, shared + plan.up_table, thread, num_threads);
+    norm<kOneRow>(p, plan, shared);
     device::fence_stores();
     __syncthreads();
     if (!p.hidden_is_fresh) device::wait_prerequisites();
     device::launch_dependents();
-    route_rows(list, p.choice, p.places, p.num_rows, thread, kWindowThreads);
+    if constexpr (kOneRow) {
+        if (warp == 0) route_one_row(list, p.choice, p.places, lane);
+        __syncthreads();
+    } else {
+        route_rows(list, p.choice, p.places, p.num_rows, thread, num_threads);
+    }
 
-    GateUpItems items(p, plan, list, shared, warp);
-    StageRing ring(shared + plan.rings, plan.ring_plan, warp);
+    GateUpItems<kOneRow> items(p, plan, list, shared, warp);
+    StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
     if (blockIdx.x == 0) {
@@ -115,16 +122,16 @@ __global__ void __launch_bounds__(kWindowThreads, 2)
 }
 
 // One stage for each warp; no warps where it does not fit.
-RingPlan plan_single_stage(size_t available, int rows, size_t rows_bytes) {
+RingPlan plan_single_stage(size_t available, int num_warps, int rows, size_t rows_bytes) {
     if (rows > kMaxGateUpStageRows) return {};
-    const size_t stage = stage_bytes(rows, rows_bytes, 2), all = kWindowWarps * (stage + sizeof(device::StagedCopy));
+    const size_t stage = stage_bytes(rows, rows_bytes, 2), all = num_warps * (stage + sizeof(device::StagedCopy));
     if (all > available) return {};
-    return {kWindowWarps, 1, rows, static_cast<uint32_t>(stage), static_cast<uint32_t>(all)};
+    return {num_warps, 1, rows, static_cast<uint32_t>(stage), static_cast<uint32_t>(all)};
 }
 
 }  // namespace
 
-GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
+GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_threads) {
     check_routing(p.num_rows, p.choice, p.places);
     check_part(p.gate, p.places);
     check_part(p.up, p.places);
@@ -141,20 +148,21 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
     plan.inverse = pieces.take(kMaxWindowRows * sizeof(float));
     plan.gate_table = pieces.take(quant::table_bytes(p.gate.type));
     plan.up_table = p.up.type == p.gate.type ? plan.gate_table : pieces.take(quant::table_bytes(p.up.type));
-    plan.results = pieces.take(kWindowWarps * kGateUpResults * sizeof(float));
+    const int num_warps = num_threads / 32;
+    plan.results = pieces.take(num_warps * kGateUpResults * sizeof(float));
     plan.rings = pieces.take(0);
     const size_t rows_bytes = p.gate.row_bytes + p.up.row_bytes;
     // Of a warp, if each of a single row's experts is on the card.
-    const int warps_per_expert = std::max(1, plan.num_blocks * kWindowWarps / p.choice.top_k);
+    const int warps_per_expert = std::max(1, plan.num_blocks * num_warps / p.choice.top_k);
     const int share_rows = p.num_rows == 1 ? (p.gate.rows + warps_per_expert - 1) / warps_per_expert : kMaxGateUpStageRows + 1;
     const size_t value_bytes = columns * sizeof(float);
     plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, p.num_rows));
     const size_t scratch_bytes = plan.wants_values() ? 0 : plan.norm_rows * value_bytes;
     for (const size_t limit : {card.modest_shared_bytes(kSharedPercent), card.block_shared_bytes}) {
         if (limit < plan.rings + scratch_bytes) continue;
-        plan.ring_plan = plan_single_stage(limit - plan.rings, share_rows, rows_bytes);
+        plan.ring_plan = plan_single_stage(limit - plan.rings, num_warps, share_rows, rows_bytes);
         if (plan.ring_plan.num_warps > 0) break;
-        plan.ring_plan = plan_rings(limit - plan.rings, kGateUpStageRows, rows_bytes, 2);
+        plan.ring_plan = plan_rings(limit - plan.rings, {num_warps, 2, kGateUpStageRows}, rows_bytes, 2);
         if (plan.ring_plan.num_stages >= 2) break;
     }
     require(plan.ring_plan.num_warps > 0, "gate and up rows of " + std::to_string(rows_bytes) + " bytes for " +
@@ -165,9 +173,11 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
 }
 
 void gate_up_window(const GateUpProblem& p, const CardShape& card, bool dependent, cudaStream_t stream) {
-    const GateUpPlan plan = plan_gate_up(p, card);
-    const auto blocks = static_cast<unsigned>(plan.num_blocks);
-    device::launch({dim3(blocks), dim3(kWindowThreads), plan.shared_bytes, stream, dependent}, gate_up_kernel, p, plan);
+    const int num_threads = window_threads(p.num_rows);
+    const GateUpPlan plan = plan_gate_up(p, card, num_threads);
+    const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(num_threads);
+    device::launch({dim3(blocks), dim3(threads), plan.shared_bytes, stream, dependent},
+                   p.num_rows == 1 ? gate_up_kernel<true> : gate_up_kernel<false>, p, plan);
 }
 
 }  // namespace tandem::cuda

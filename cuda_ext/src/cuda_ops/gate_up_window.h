@@ -49,8 +49,8 @@ struct GateUpPlan {
     TANDEM_HD bool wants_values() const { return gate_wants_values || up_wants_values; }
 };
 
-// Throws std::invalid_argument for problems that the card cannot hold.
-GateUpPlan plan_gate_up(const GateUpProblem& problem, const CardShape& card);
+// For blocks of `num_threads` threads. Throws std::invalid_argument for problems that the card cannot hold.
+GateUpPlan plan_gate_up(const GateUpProblem& problem, const CardShape& card, int num_threads);
 
 // `dependent`: a programmatic dependent launch.
 void gate_up_window(const GateUpProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream);

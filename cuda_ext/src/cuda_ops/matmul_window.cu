@@ -9,31 +9,32 @@ namespace tandem::cuda {
 
 namespace {
 
-__device__ __forceinline__ void copy_units(void* shared, const void* global, size_t nbytes, int thread) {
+__device__ __forceinline__ void copy_units(void* shared, const void* global, size_t nbytes, int thread, int num_threads) {
     const auto* from = static_cast<const uint4*>(global);
     auto* to = static_cast<uint4*>(shared);
 #pragma unroll 4
-    for (int i = thread; i < static_cast<int>(nbytes / sizeof(uint4)); i += kWindowThreads) to[i] = __ldcg(from + i);
+    for (int i = thread; i < static_cast<int>(nbytes / sizeof(uint4)); i += num_threads) to[i] = __ldcg(from + i);
 }
 
-__global__ void __launch_bounds__(kWindowThreads, 2)
+template <bool kOneRow>
+__global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     matmul_kernel(const __grid_constant__ MatmulWindowProblem p, const __grid_constant__ ProductsPlan plan) {
     unsigned char* shared = device::dynamic_shared();
+    constexpr int num_threads = kThreadsOf<kOneRow>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    if (thread == 0) StageRing::init(shared + plan.rings, plan.ring_plan);
-    __syncthreads();
-    ProductItems items(p.products, plan, p.num_rows, warp);
-    StageRing ring(shared + plan.rings, plan.ring_plan, warp);
+    ProductItems<kOneRow> items(p.products, plan, p.num_rows, warp);
+    StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
-    load_tables(p.products, plan, thread, kWindowThreads);
+    load_tables(p.products, plan, thread, num_threads);
     device::wait_prerequisites();
     device::launch_dependents();
-    const size_t columns = p.products.product[0].weights.columns;
+    const int columns = p.products.product[0].weights.columns;
     if (plan.wants_groups)
-        copy_units(shared + plan.groups, p.groups,
-                   p.num_rows * ((columns + quant::kSuper - 1) / quant::kSuper) * sizeof(quant::ActGroup), thread);
-    if (plan.wants_values) copy_units(shared + plan.values, p.values, p.num_rows * columns * sizeof(float), thread);
+        quant::load_groups(p.groups, reinterpret_cast<quant::SharedGroup*>(shared + plan.groups),
+                           p.num_rows * ((columns + quant::kSuper - 1) / quant::kSuper), thread, num_threads);
+    if (plan.wants_values)
+        copy_units(shared + plan.values, p.values, static_cast<size_t>(p.num_rows) * columns * sizeof(float), thread, num_threads);
     __syncthreads();
     if (fetches) ring.run(items, lane);
 }
@@ -49,8 +50,9 @@ void matmul_window(const MatmulWindowProblem& problem, const CardShape& card, bo
         if (part.groups) part.groups += first * groups;
         if (part.values) part.values += first * columns;
         part.products = rows_from(problem.products, first);
-        device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(kWindowThreads), plan.shared_bytes, stream, dependent},
-                       matmul_kernel, part, plan);
+        device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(window_threads(plan.launch_rows)), plan.shared_bytes, stream,
+                        dependent},
+                       plan.launch_rows == 1 ? matmul_kernel<true> : matmul_kernel<false>, part, plan);
     }
 }
 

@@ -42,6 +42,8 @@ struct MatmulWindowProblem {
 struct ProductsPlan {
     int32_t num_blocks;
     int32_t launch_rows;  // rows of the window that one launch takes; more rows are more launches
+    int32_t share_rows;   // weight rows of a warp, of all products together;
+    int32_t share_rest;   // of so many warps, one more
     int32_t norm_rows;    // of these, rows that are normed at once
     bool wants_groups;
     bool wants_values;

@@ -10,6 +10,7 @@ namespace tandem::cuda {
 
 namespace {
 
+template <bool kOneRow>
 __device__ __forceinline__ void norm_window(const NormMatmulWindowProblem& p, const ProductsPlan& plan, const GammaAhead& gamma,
                                             int thread) {
     unsigned char* shared = device::dynamic_shared();
@@ -23,27 +24,31 @@ __device__ __forceinline__ void norm_window(const NormMatmulWindowProblem& p, co
     for (int first = 0; first < p.num_rows; first += plan.norm_rows) {
         rows.x = p.x + first * width;
         rows.num_rows = min(plan.norm_rows, p.num_rows - first);
-        if (plan.wants_groups) rows.groups = reinterpret_cast<quant::ActGroup*>(shared + plan.groups) + first * groups;
+        if (plan.wants_groups) rows.groups = reinterpret_cast<quant::SharedGroup*>(shared + plan.groups) + first * groups;
         if (plan.wants_values) rows.scratch = rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
-        norm_rows(rows, gamma, thread, kWindowThreads);
+        if constexpr (kOneRow)
+            norm_one_row(rows, gamma, thread, kOneRowThreads);
+        else
+            norm_rows(rows, thread, kWindowThreads);
     }
 }
 
-__global__ void __launch_bounds__(kWindowThreads, 2)
+template <bool kOneRow>
+__global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     norm_matmul_kernel(const __grid_constant__ NormMatmulWindowProblem p, const __grid_constant__ ProductsPlan plan) {
     unsigned char* shared = device::dynamic_shared();
+    constexpr int num_threads = kThreadsOf<kOneRow>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    if (thread == 0) StageRing::init(shared + plan.rings, plan.ring_plan);
-    __syncthreads();
-    ProductItems items(p.products, plan, p.num_rows, warp);
-    StageRing ring(shared + plan.rings, plan.ring_plan, warp);
+    ProductItems<kOneRow> items(p.products, plan, p.num_rows, warp);
+    StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
-    load_tables(p.products, plan, thread, kWindowThreads);
-    const GammaAhead gamma = fetch_gamma(p.gamma, p.products.product[0].weights.columns, thread, kWindowThreads);
+    load_tables(p.products, plan, thread, num_threads);
+    GammaAhead gamma{};
+    if constexpr (kOneRow) gamma = fetch_gamma(p.gamma, p.products.product[0].weights.columns, thread);
     device::wait_prerequisites();
     device::launch_dependents();
-    norm_window(p, plan, gamma, thread);
+    norm_window<kOneRow>(p, plan, gamma, thread);
     if (fetches) ring.run(items, lane);
 }
 
@@ -57,8 +62,9 @@ void norm_matmul_window(const NormMatmulWindowProblem& problem, const CardShape&
         part.num_rows = std::min(plan.launch_rows, problem.num_rows - first);
         part.x += first * columns;
         part.products = rows_from(problem.products, first);
-        device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(kWindowThreads), plan.shared_bytes, stream, dependent},
-                       norm_matmul_kernel, part, plan);
+        device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(window_threads(plan.launch_rows)), plan.shared_bytes, stream,
+                        dependent},
+                       plan.launch_rows == 1 ? norm_matmul_kernel<true> : norm_matmul_kernel<false>, part, plan);
     }
 }
 

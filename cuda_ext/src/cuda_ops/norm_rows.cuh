@@ -16,14 +16,13 @@ struct NormRows {
     int num_rows;             // 1..8
     float* scratch;           // shared, [num_rows, width]
     float* inverse;           // shared, [num_rows]
-    quant::ActGroup* groups;  // shared, [num_rows, ceil(width / 256)], or null; last groups are padded with zero blocks
+    quant::SharedGroup* groups;  // shared, [num_rows, ceil(width / 256)], or null; last groups are padded with zero blocks
     float* values;            // shared, [num_rows, width], may be `scratch`; or null
 };
 
 // What a thread of a block will need of gamma for the groups of one row, on its way while the block waits for the row.
 struct GammaAhead {
-    static constexpr int kRounds = 2;
-    float4 part[2 * kRounds];
+    float4 part[2];
 };
 
 namespace detail {
@@ -36,25 +35,79 @@ __device__ __forceinline__ void load_gamma(const float* gamma, int at, int width
     }
 }
 
+// 1 / sqrt(mean of squares + eps): lane j has chain j of 32, then the tree 16, 8, 4, 2, 1.
+__device__ __forceinline__ float inverse_rms(const float* x, int width, float eps, int lane) {
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int i = lane; i < width; i += 32) sum = quant::add(sum, quant::mul(x[i], x[i]));
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum = quant::add(sum, __shfl_xor_sync(~0u, sum, step));
+    return __fdiv_rn(1.0f, __fsqrt_rn(quant::add(quant::div(sum, static_cast<float>(width)), eps)));
+}
+
+// Eight neighbouring products x * gamma; zeros beyond the row's end.
+__device__ __forceinline__ void multiply_eight(const float* x, const float4 (&gamma)[2], int at, int width, float (&y)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float4 v{};
+        if (at + 4 * i < width) v = *reinterpret_cast<const float4*>(x + at + 4 * i);
+        y[4 * i] = quant::mul(v.x, gamma[i].x);
+        y[4 * i + 1] = quant::mul(v.y, gamma[i].y);
+        y[4 * i + 2] = quant::mul(v.z, gamma[i].z);
+        y[4 * i + 3] = quant::mul(v.w, gamma[i].w);
+    }
+}
+
 }  // namespace detail
 
 // May be called before wait_prerequisites(): gamma is a weight. Where no groups are wanted it brings gamma nearer.
-__device__ __forceinline__ GammaAhead fetch_gamma(const float* gamma, int width, int thread, int num_threads) {
+__device__ __forceinline__ GammaAhead fetch_gamma(const float* gamma, int width, int thread) {
     GammaAhead ahead{};
-    const int warp = thread / 32, others = num_threads / 32 - 1;
-#pragma unroll
-    for (int round = 0; round < GammaAhead::kRounds; round++) {
-        const int at = (warp - 1 + round * others) * quant::kSuper + 8 * (thread % 32);
-        float4 part[2] = {};
-        if (warp > 0) detail::load_gamma(gamma, at, width, part);
-        ahead.part[2 * round] = part[0];
-        ahead.part[2 * round + 1] = part[1];
-    }
+    const int warp = thread / 32, at = (warp - 1) * quant::kSuper + 8 * (thread % 32);
+    if (warp > 0) detail::load_gamma(gamma, at, width, ahead.part);
     return ahead;
 }
 
 // All threads of the block call; has barriers inside and one at its end. Call after wait_prerequisites().
-// Not inlined: the kernels of a layer share its instructions, which their launches would fetch once each.
-__device__ void norm_rows(const NormRows& p, const GammaAhead& ahead, int thread, int num_threads);
+__device__ void norm_rows(const NormRows& p, int thread, int num_threads);
+
+// The same for one row, inlined and in little code: a launch fetches its instructions anew, and that takes longer than running
+// them. Warp 0 has the chains of the sum, the others the groups.
+__device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead& ahead, int thread, int num_threads) {
+    const int warp = thread / 32, lane = thread % 32, others = num_threads / 32 - 1;
+    const auto* from = reinterpret_cast<const float4*>(p.x);
+    auto* to = reinterpret_cast<float4*>(p.scratch);
+#pragma unroll 2
+    for (int i = thread; i < p.width / 4; i += num_threads) to[i] = __ldcg(from + i);
+    __syncthreads();
+    const int groups = (p.width + quant::kSuper - 1) / quant::kSuper;
+    if (warp == 0) {
+        const float inverse = detail::inverse_rms(p.scratch, p.width, p.eps, lane);
+        if (lane == 0) p.inverse[0] = inverse;
+    } else if (p.groups) {
+#pragma unroll 1
+        for (int group = warp - 1; group < groups; group += others) {
+            const int at = group * quant::kSuper + 8 * lane;
+            float4 gamma[2] = {ahead.part[0], ahead.part[1]};
+            float y[8];
+            if (group >= others) detail::load_gamma(p.gamma, at, p.width, gamma);
+            detail::multiply_eight(p.scratch, gamma, at, p.width, y);
+            quant::quantise_super(y, 1.0f, p.groups[group], lane);
+        }
+    }
+    __syncthreads();
+    const float inverse = p.inverse[0];
+    if (p.groups)
+#pragma unroll 1
+        for (int i = thread; i < groups * quant::kBlocks; i += num_threads) {
+            float& d = p.groups[i / quant::kBlocks].d[i % quant::kBlocks];
+            if (d != 0.0f) d = quant::mul(d, inverse);
+        }
+    if (p.values)
+#pragma unroll 2
+        for (int i = thread; i < p.width; i += num_threads)
+            p.values[i] = quant::mul(quant::mul(p.scratch[i], __ldg(p.gamma + i)), inverse);
+    __syncthreads();
+}
 
 }  // namespace tandem::cuda

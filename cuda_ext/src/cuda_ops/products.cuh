@@ -4,7 +4,7 @@
 #include "cuda_ops/stage_ring.cuh"
 #include "cuda_ops/window_state.h"
 #include "device/primitives.cuh"
-#include "quant/row_device.cuh"
+#include "quant/row_one.cuh"
 
 namespace tandem::cuda {
 
@@ -16,15 +16,14 @@ struct StageOfRows {
     device::AlignedSpan span;
 };
 
+template <bool kOneRow>
 class ProductItems {
   public:
     // All rows of all products, one after the other, are shared evenly among the warps of all blocks.
     __device__ __forceinline__ ProductItems(const Products& products, const ProductsPlan& plan, int num_inputs, int warp)
         : products_(products), plan_(plan), num_inputs_(num_inputs), warp_(warp) {
-        int all = 0;
-        for (int i = 0; i < products.num_products; i++) all += products.product[i].weights.rows;
         const int num_warps = plan.ring_plan.num_warps;
-        const EvenShare share = even_share(all, blockIdx.x * num_warps + warp, plan.num_blocks * num_warps);
+        const EvenShare share = share_of(plan.share_rows, plan.share_rest, blockIdx.x * num_warps + warp);
         fetched_ = computed_ = share.begin;
         end_ = share.end;
     }
@@ -48,33 +47,32 @@ class ProductItems {
         dots.num_rows = rows.num_rows;
         dots.columns = product.weights.columns;
         dots.num_inputs = num_inputs_;
-        dots.groups = reinterpret_cast<const quant::ActGroup*>(shared + plan_.groups);
+        dots.groups = reinterpret_cast<const quant::SharedGroup*>(shared + plan_.groups);
         dots.values = reinterpret_cast<const float*>(shared + plan_.values);
         dots.table = shared + plan_.tables[rows.product];
         dots.out = product.out + rows.row;
         dots.out_stride = product.weights.rows;
-        if (product.residual)
-            add_to_residual(product, dots, rows, lane);
+        // Residuals are on their way while the rows are computed.
+        const int num_inputs = kOneRow ? 1 : num_inputs_, input = kOneRow ? 0 : small_quotient(lane, rows.num_rows);
+        const bool adds = product.residual && lane < num_inputs * rows.num_rows;
+        const int at = input * product.weights.rows + rows.row + lane - input * rows.num_rows;
+        const float residual = adds ? __ldcg(product.residual + at) : 0.0f;
+        if (product.residual) {
+            dots.out = reinterpret_cast<float*>(shared + plan_.results) + warp_ * plan_.launch_rows * plan_.ring_plan.stage_rows;
+            dots.out_stride = rows.num_rows;
+        }
+        const float* results = dots.out;
+        if constexpr (kOneRow)
+            quant::dot_one_row(product.weights.type, dots, lane);
         else
             quant::dot_rows(product.weights.type, dots, lane);
+        if (!product.residual) return;
+        __syncwarp();
+        if (adds) product.out[at] = quant::add(residual, results[lane]);
+        __syncwarp();
     }
 
   private:
-    __device__ __forceinline__ void add_to_residual(const Product& product, quant::RowDots dots, const StageOfRows& rows,
-                                                    int lane) {
-        float* results = reinterpret_cast<float*>(device::dynamic_shared() + plan_.results) +
-                         warp_ * plan_.launch_rows * plan_.ring_plan.stage_rows;
-        dots.out = results;
-        dots.out_stride = rows.num_rows;
-        const bool takes = lane < num_inputs_ * rows.num_rows;
-        const int64_t at = static_cast<int64_t>(lane / rows.num_rows) * product.weights.rows + rows.row + lane % rows.num_rows;
-        const float residual = takes ? __ldcg(product.residual + at) : 0.0f;  // on its way while the rows are computed
-        quant::dot_rows(product.weights.type, dots, lane);
-        __syncwarp();
-        if (takes) product.out[at] = quant::add(residual, results[lane]);
-        __syncwarp();
-    }
-
     __device__ __forceinline__ StageOfRows at(int position) const {
         int product = 0, row = position;
         while (row >= products_.product[product].weights.rows) row -= products_.product[product++].weights.rows;

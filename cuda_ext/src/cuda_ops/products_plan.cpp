@@ -63,22 +63,22 @@ Shape shape_of(const Products& products) {
 
 // The best rings that fit into `available` bytes: stages of up to kMaxStageRows rows, two of them at least where a warp needs more
 // than one, and no more than it needs; else smaller stages, else fewer warps. num_warps is 0 where nothing fits.
-RingPlan plan_product_rings(size_t available, int64_t num_weight_rows, size_t row_bytes, int num_blocks, int64_t max_single_rows) {
+RingPlan plan_product_rings(size_t available, int num_warps, int64_t num_weight_rows, size_t row_bytes, int num_blocks, int64_t max_single_rows) {
     const auto rings = [&](int warps, int64_t rows) {
         const int64_t share = divide_up(num_weight_rows, int64_t{num_blocks} * warps), items = divide_up(share, rows);
         const size_t stage = (rows * row_bytes + 15) / 16 * 16 + kMarginBytes, whole = stage + kBarrierBytes;
         const auto fitting = static_cast<int64_t>(available / warps / whole);
-        if (fitting < std::min<int64_t>(items, warps == kWindowWarps ? 2 : 1)) return RingPlan{};
+        if (fitting < std::min<int64_t>(items, warps == num_warps ? 2 : 1)) return RingPlan{};
         const auto stages = static_cast<int32_t>(std::min({fitting, items, int64_t{kMaxStages}}));
         return RingPlan{warps, stages, static_cast<int32_t>(rows), static_cast<uint32_t>(stage),
                         static_cast<uint32_t>(warps * stages * whole)};
     };
-    const int64_t wanted = divide_up(num_weight_rows, int64_t{num_blocks} * kWindowWarps);
+    const int64_t wanted = divide_up(num_weight_rows, int64_t{num_blocks} * num_warps);
     if (wanted <= max_single_rows)  // all that a warp has in one stage
-        if (const RingPlan plan = rings(kWindowWarps, wanted); plan.num_warps > 0) return plan;
+        if (const RingPlan plan = rings(num_warps, wanted); plan.num_warps > 0) return plan;
     for (int64_t rows = std::min(kMaxStageRows, wanted); rows >= 1; rows--)
-        if (const RingPlan plan = rings(kWindowWarps, rows); plan.num_warps > 0) return plan;
-    for (int warps = kWindowWarps / 2; warps >= 1; warps /= 2)
+        if (const RingPlan plan = rings(num_warps, rows); plan.num_warps > 0) return plan;
+    for (int warps = num_warps / 2; warps >= 1; warps /= 2)
         if (const RingPlan plan = rings(warps, 1); plan.num_warps > 0) return plan;
     return {};
 }
@@ -103,12 +103,16 @@ ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_r
             if (products.product[j].weights.type == products.product[i].weights.type) plan.tables[i] = plan.tables[j];
     }
     plan.results =
-        pieces.take(kWindowWarps * num_rows * std::max(kMaxStageRows, num_rows == 1 ? kMaxSingleRows : 0) * sizeof(float));
+        pieces.take(window_warps(num_rows) * num_rows * std::max(kMaxStageRows, num_rows == 1 ? kMaxSingleRows : 0) * sizeof(float));
     plan.rings = pieces.take(0);
     if (plan.rings >= limit) return plan;
-    plan.ring_plan = plan_product_rings(limit - plan.rings, shape.num_weight_rows, shape.row_bytes, num_blocks,
+    plan.ring_plan = plan_product_rings(limit - plan.rings, window_warps(num_rows), shape.num_weight_rows, shape.row_bytes, num_blocks,
                                         num_rows == 1 ? kMaxSingleRows : 0);
     plan.shared_bytes = plan.rings + plan.ring_plan.nbytes;
+    if (const int64_t warps = int64_t{num_blocks} * plan.ring_plan.num_warps; warps > 0) {
+        plan.share_rows = static_cast<int32_t>(shape.num_weight_rows / warps);
+        plan.share_rest = static_cast<int32_t>(shape.num_weight_rows % warps);
+    }
     return plan;
 }
 
@@ -130,7 +134,7 @@ ProductsPlan plan_products(const Products& products, int num_rows, bool with_nor
     const size_t modest = card.modest_shared_bytes(kSharedPercent);
     for (const size_t limit : {modest, card.block_shared_bytes}) {
         const ProductsPlan plan = plan_launch(products, shape, num_rows, with_norm, card.num_window_blocks(), limit);
-        if (plan.ring_plan.num_warps == kWindowWarps) return plan;
+        if (plan.ring_plan.num_warps == window_warps(num_rows)) return plan;
     }
     for (int rows = num_rows; rows >= 1; rows--) {
         const ProductsPlan plan = plan_launch(products, shape, rows, with_norm, card.num_window_blocks(), card.block_shared_bytes);

@@ -56,11 +56,150 @@ __device__ __forceinline__ void load_slots(RoutedList& r, const ExpertPlaces& pl
     }
 }
 
+namespace detail {
+
+constexpr uint32_t kNoKey = 0;  // below every logit's key
+
+// Rises with the logit; both zeros are equal.
+__device__ __forceinline__ uint32_t logit_key(float logit) {
+    const uint32_t bits = quant::float_bits(quant::add(logit, 0.0f));
+    return max(bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u), kNoKey + 1);
+}
+
+// The top_k greatest of a row by one warp, ties by lower id. Lane l looks at experts l * per_lane and following.
+template <int per_lane>
+__device__ __forceinline__ void choose_among(const float* logits, int num_experts, int top_k, int32_t* ids, int lane) {
+    uint32_t keys[per_lane];
+#pragma unroll
+    for (int i = 0; i < per_lane; i++) {
+        const int expert = lane * per_lane + i;
+        keys[i] = expert < num_experts ? logit_key(__ldcg(logits + expert)) : kNoKey;
+    }
+#pragma unroll 1
+    for (int place = 0; place < top_k; place++) {
+        uint32_t best = kNoKey;
+        int at = 0;
+#pragma unroll
+        for (int i = 0; i < per_lane; i++) {
+            at = keys[i] > best ? i : at;
+            best = max(best, keys[i]);
+        }
+        const uint32_t greatest = __reduce_max_sync(~0u, best);
+        const int winner = __ffs(__ballot_sync(~0u, best == greatest)) - 1;
+        if (lane != winner) continue;
+        ids[place] = lane * per_lane + at;
+#pragma unroll
+        for (int i = 0; i < per_lane; i++) keys[i] = i == at ? kNoKey : keys[i];
+    }
+}
+
+__device__ __forceinline__ void choose_row(const float* logits, int num_experts, int top_k, int32_t* ids, int lane) {
+    if (num_experts <= 128)
+        choose_among<4>(logits, num_experts, top_k, ids, lane);
+    else
+        choose_among<kMaxRoutedExperts / 32>(logits, num_experts, top_k, ids, lane);
+}
+
+// Weights of one row by one warp. `gates`: shared, [experts], scratch of this row.
+__device__ __forceinline__ void weigh_row(const Choice& p, const float* logits, const int32_t* ids, float* gates, float* weights,
+                                          int lane) {
+    const bool listed = lane < p.top_k;
+    float weight = 0.0f;
+    if (p.gating == Gating::softmax) {
+        const float max = __ldcg(logits + ids[0]);
+#pragma unroll 1
+        for (int i = lane; i < p.num_experts; i += 32) gates[i] = quant::exp_clamped(quant::add(__ldcg(logits + i), -max));
+        __syncwarp();
+        float sum = 0.0f;  // sum8 of ops/vector.h: lane j % 8 has chain j
+#pragma unroll 8
+        for (int i = lane % 8; i < p.num_experts; i += 8) sum = quant::add(sum, gates[i]);
+#pragma unroll
+        for (int step = 4; step > 0; step /= 2) sum = quant::add(sum, __shfl_xor_sync(~0u, sum, step));
+        if (listed) weight = quant::div(gates[ids[lane]], sum);
+    } else if (listed) {
+        weight = quant::div(1.0f, quant::add(1.0f, quant::exp_clamped(-__ldcg(logits + ids[lane]))));
+    }
+    if (p.renormalise) {
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int place = 0; place < p.top_k; place++) sum = quant::add(sum, __shfl_sync(~0u, weight, place));
+        weight = quant::div(weight, sum);
+    }
+    if (listed) weights[lane] = quant::mul(weight, p.scale);
+}
+
+// How many of a window's absent experts cards read from the arena.
+struct StreamedShares {
+    int own;
+    int both;  // this card and the second one
+};
+
+__device__ __forceinline__ StreamedShares streamed_shares(const ExpertPlaces& places, int num_misses) {
+    const float own = places.arena ? places.streamed_ratio : 0.0f, misses = static_cast<float>(num_misses);
+    return {static_cast<int>(quant::add(quant::mul(misses, own), 0.5f)),
+            static_cast<int>(quant::add(quant::mul(misses, quant::add(own, places.peer_ratio)), 0.5f))};
+}
+
+// Who computes an expert of a table's entry, and where its bytes are. `miss`: how many absent experts come before it.
+__device__ __forceinline__ void place_expert(RoutedExpert& expert, const ExpertPlaces& places, int slot, int miss,
+                                             const StreamedShares& shares) {
+    const bool absent = slot == kAbsent, own_streams = absent && miss < shares.own, streams = absent && miss < shares.both;
+    expert.tier = static_cast<int16_t>(slot >= 0            ? Tier::own
+                                       : slot == kAtPeer    ? Tier::peer
+                                       : slot == kAtPartner ? Tier::linked
+                                       : streams            ? Tier::streamed
+                                                            : Tier::host);
+    expert.side = slot >= 0 || own_streams     ? kCardSide
+                  : slot == kAtPeer || streams ? static_cast<int>(kPeerSource)
+                  : slot == kAtPartner         ? static_cast<int>(kLinkedSource)
+                                               : static_cast<int>(kHostSource);
+    expert.blob = slot >= 0     ? places.slot_base + static_cast<ptrdiff_t>(slot) * static_cast<ptrdiff_t>(places.blob_bytes)
+                  : own_streams ? places.arena + expert.expert * places.blob_bytes
+                                : nullptr;
+}
+
+// The whole list of a window of one row by one warp: every expert has one pair, in the order of the list.
+__device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& places, int top_k, int lane) {
+    const bool listed = lane < top_k;
+    const int id = listed ? r.ids[lane] : 0, slot = listed ? r.slots[id] : 0;
+    const uint32_t before = (1u << lane) - 1, misses = __ballot_sync(~0u, slot == kAbsent);
+    RoutedExpert expert{};
+    expert.expert = id;
+    expert.first = lane;
+    expert.count = 1;
+    place_expert(expert, places, slot, __popc(misses & before), streamed_shares(places, __popc(misses)));
+#pragma unroll
+    for (int side = 0; side < kNumSides; side++) {
+        const uint32_t members = __ballot_sync(~0u, listed && expert.side == side);
+        if (expert.side == side) expert.side_first = __popc(members & before);
+        if (lane == side) r.num_of_side[side] = r.pairs_of_side[side] = __popc(members);
+    }
+    if (listed) {
+        r.experts[lane] = expert;
+        r.of_side[expert.side][expert.side_first] = static_cast<uint8_t>(lane);
+        r.expert_of[lane] = r.pairs[lane] = lane;
+        r.side_place[lane] = expert.side_first;
+    }
+    if (lane == 0) r.num_experts = top_k;
+}
+
+}  // namespace detail
+
 // Everything but the weights. All threads of the block call, at least kMaxPairs + kNumSides of them; has barriers inside and one at
-// its end. Not inlined, as weigh_rows: gate_up and down share their instructions.
+// its end.
 __device__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& places, int num_rows, int thread, int num_threads);
 
 // The weights, after route_rows. `gates`: shared, [num_rows, experts]. A barrier must follow.
 __device__ void weigh_rows(RoutedList& r, const Choice& p, int num_rows, float* gates, int thread, int num_threads);
+
+// The same for a window of one row, by one warp and inlined.
+__device__ __forceinline__ void route_one_row(RoutedList& r, const Choice& p, const ExpertPlaces& places, int lane) {
+    detail::choose_row(p.logits, p.num_experts, p.top_k, r.ids, lane);
+    __syncwarp();
+    detail::list_one_row(r, places, p.top_k, lane);
+}
+__device__ __forceinline__ void weigh_one_row(RoutedList& r, const Choice& p, float* gates, int lane) {
+    detail::weigh_row(p, p.logits, r.ids, gates, r.weights, lane);
+}
 
 }  // namespace tandem::cuda

@@ -95,11 +95,9 @@ __device__ __forceinline__ bool list_request(RoutedList& list, const ServeProble
 __device__ __forceinline__ void load_inputs(const MissPost& post, const GateUpProblem& work, const GateUpPlan& plan, int num_rows,
                                             unsigned char* shared) {
     const int columns = work.gate.columns, groups = (columns + quant::kSuper - 1) / quant::kSuper;
-    if (plan.wants_groups()) {
-        const int units = num_rows * groups * static_cast<int>(sizeof(quant::ActGroup) / 16);
-        for (int i = threadIdx.x; i < units; i += kWindowThreads)
-            reinterpret_cast<uint4*>(shared + plan.groups)[i] = __ldcg(reinterpret_cast<const uint4*>(post.groups) + i);
-    }
+    if (plan.wants_groups())
+        quant::load_groups(post.groups, reinterpret_cast<quant::SharedGroup*>(shared + plan.groups), num_rows * groups, threadIdx.x,
+                           kWindowThreads);
     if (plan.wants_values())
         for (int i = threadIdx.x; i < num_rows * columns; i += kWindowThreads)
             reinterpret_cast<float*>(shared + plan.values)[i] = __ldcg(post.values + i);
@@ -116,10 +114,8 @@ __global__ void __launch_bounds__(kWindowThreads, 2) serve_gate_up_kernel(const 
     if (!is_sound || request.num_experts == 0) return;
     const GateUpProblem& work = layer_of(p, request).gate_up;
     const GateUpPlan& plan = layer_of(p, request).gate_up_plan;
-    if (thread == 0) StageRing::init(shared + plan.rings, plan.ring_plan);
-    __syncthreads();
-    GateUpItems items(work, plan, list, shared, warp);
-    StageRing ring(shared + plan.rings, plan.ring_plan, warp);
+    GateUpItems<false> items(work, plan, list, shared, warp);
+    StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
     quant::load_table(work.gate.type, shared + plan.gate_table, thread, kWindowThreads);
@@ -156,12 +152,10 @@ __global__ void __launch_bounds__(kWindowThreads, 2) serve_down_kernel(const __g
         const DownPlan& plan = layer_of(p, request).down_plan;
         const DownBlock block(work, plan);
         quant::load_table(work.down.type, block.shared + plan.table, thread, kWindowThreads);
-        if (thread == 0) StageRing::init(block.shared + plan.rings, plan.ring_plan);
-        __syncthreads();
-        StageRing ring(block.shared + plan.rings, plan.ring_plan, warp);
+        StageRing ring(block.shared + plan.rings, plan.ring_plan, warp, lane);
         const bool fetches = warp < plan.ring_plan.num_warps;
         DownPass pass = pass_from(list, 0, plan.held_pairs);
-        DownItems items(work, plan, block, pass, warp);
+        DownItems<false> items(work, plan, block, pass, warp);
         if (fetches) ring.fetch(items, lane);
         device::wait_prerequisites();
         if (plan.fetched != DownPlan::kNotFetched) {
@@ -199,14 +193,14 @@ ServedLayer plan_served(const ServedShape& shape, int num_rows, const CardShape&
     layer.gate_up.gate = shape.gate;
     layer.gate_up.up = shape.up;
     layer.gate_up.h = shape.h;
-    layer.gate_up_plan = plan_gate_up(layer.gate_up, part);
+    layer.gate_up_plan = plan_gate_up(layer.gate_up, part, kWindowThreads);
     layer.down.choice = layer.gate_up.choice;
     layer.down.down = shape.down;
     layer.down.h = shape.h;
-    layer.down_plan = plan_down(layer.down, part);
+    layer.down_plan = plan_down(layer.down, part, kWindowThreads);
     DownProblem waiting = layer.down;
     waiting.leaves_room = true;
-    if (shares_card) plan_down(waiting, card);
+    if (shares_card) plan_down(waiting, card, kWindowThreads);
     return layer;
 }
 

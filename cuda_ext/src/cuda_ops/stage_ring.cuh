@@ -11,9 +11,19 @@ struct EvenShare {
     int end;
 };
 
-__device__ __forceinline__ EvenShare even_share(int num, int share, int num_shares) {
-    const int each = num / num_shares, rest = num % num_shares, begin = each * share + min(share, rest);
+// a / b of numbers below 65,536: an exact division takes five times as many instructions.
+__device__ __forceinline__ int small_quotient(int a, int b) {
+    return static_cast<int>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
+}
+
+__device__ __forceinline__ EvenShare share_of(int each, int rest, int share) {
+    const int begin = each * share + min(share, rest);
     return {begin, begin + each + (share < rest)};
+}
+// `num` below 65,536.
+__device__ __forceinline__ EvenShare even_share(int num, int share, int num_shares) {
+    const int each = small_quotient(num, num_shares);
+    return share_of(each, num - each * num_shares, share);
 }
 
 // `Items` is a warp's work, in two cursors over the same sequence:
@@ -21,18 +31,19 @@ __device__ __forceinline__ EvenShare even_share(int num, int share, int num_shar
 //     void compute(const uint8_t* stage, int lane)                the next item, whose bytes are there
 class StageRing {
   public:
-    // Barriers of all rings of a block come first, then the stages. One thread calls; a block barrier must follow.
-    static __device__ __forceinline__ void init(uint8_t* memory, const RingPlan& plan) {
-        auto* copies = reinterpret_cast<device::StagedCopy*>(memory);
-        for (int i = 0; i < plan.num_warps * plan.num_stages; i++) copies[i].init();
-    }
-
-    __device__ __forceinline__ StageRing(uint8_t* memory, const RingPlan& plan, int warp)
+    // Barriers of all rings of a block come first, then the stages. Makes this warp's barriers, if it has some.
+    __device__ __forceinline__ StageRing(uint8_t* memory, const RingPlan& plan, int warp, int lane)
         : copies_(reinterpret_cast<device::StagedCopy*>(memory) + warp * plan.num_stages),
           stages_(memory + plan.num_warps * plan.num_stages * sizeof(device::StagedCopy) +
                   static_cast<size_t>(warp) * plan.num_stages * plan.stage_bytes),
           stage_bytes_(plan.stage_bytes),
-          num_stages_(plan.num_stages) {}
+          num_stages_(plan.num_stages) {
+        if (warp < plan.num_warps && lane == 0)
+#pragma unroll 1
+            for (int i = 0; i < num_stages_; i++) copies_[i].init();
+        device::fence_stores();
+        __syncwarp();
+    }
 
     // Starts as many copies as there are free stages.
     template <class Items>

@@ -27,6 +27,10 @@ void launch(const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&
     if (shape.shared_bytes > kSharedWithoutAsking)
         CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shape.shared_bytes)));
+    // Blocks of two kernels share a multiprocessor only where both want the same part of its memory to be shared.
+    if (shape.dependent)
+        CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -6,14 +6,6 @@
 namespace tandem::quant {
 namespace {
 
-template <class T>
-__device__ __forceinline__ void dot_type(const SharedDots& p) {
-    if (p.num_inputs() == 1)
-        dot_one<T>(p);
-    else
-        dot_several<T>(p);
-}
-
 // Entry i of a table of eight-byte entries: words 2 i and 2 i + 1.
 template <class Level>
 __device__ __forceinline__ void fill_eights(const uint16_t* grid, int num_entries, uint32_t* table, int thread, int num_threads,
@@ -37,11 +29,21 @@ __device__ __forceinline__ void fill_fours(const uint16_t* grid, int num_entries
 
 }  // namespace
 
-__device__ void dot_shared_rows(Type type, SharedDots p) {
+__device__ void dot_shared_one(Type type, SharedDots p) {
     switch (type) {
 #define TANDEM_CASE(name, number) \
     case Type::name:              \
-        return dot_type<name>(p);
+        return dot_one<name>(p);
+        TANDEM_QUANT_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+    }
+}
+
+__device__ void dot_shared_several(Type type, SharedDots p) {
+    switch (type) {
+#define TANDEM_CASE(name, number) \
+    case Type::name:              \
+        return dot_several<name>(p);
         TANDEM_QUANT_TYPES(TANDEM_CASE)
 #undef TANDEM_CASE
     }

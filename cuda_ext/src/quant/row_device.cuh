@@ -5,21 +5,22 @@
 // and then, for any number of staged rows per warp:
 //     dot_rows(type, {...}, lane)
 //
-// dot_rows calls one function per type that is compiled once, in quant/rows_*.cu, for at most kDotRegisters registers a
-// thread: kernels that call it have at most 512 threads a block. Kernels stay the same for all types.
+// dot_rows calls one function per type that is compiled once, for at most 128 registers a thread (CMakeLists.txt): kernels stay the
+// same for all types. dot_one_row (row_one.cuh) is the same for one input row without a call, for kernels where every microsecond
+// counts: a call saves registers in local memory, and what a block of 512 threads saves does not fit the first cache.
 #pragma once
 #include <cuda_runtime.h>
 
 #include "device/shared_address.cuh"
 #include "quant/arithmetic.h"
 #include "quant/row.h"
+#include "quant/shared_group.cuh"
 #include "quant/table_bytes.h"
 
 namespace tandem::quant {
 
 constexpr int kMaxInputs = 8;
 constexpr uint32_t kAllInputs = 0x76543210;  // RowDots::input_rows: the first ones in order
-constexpr int kDotRegisters = 128;
 
 // The same in all lanes of the warp. `weights`, `groups`, `values` and `table` lie in shared memory; `out` anywhere.
 struct RowDots {
@@ -32,7 +33,7 @@ struct RowDots {
     int num_inputs;  // 1..8
     // Input rows: `groups` [rows, ceil(columns / 256)] for quantised weights, `values` [rows, columns] for F32, F16, BF16; the
     // other one is not read. Blocks of a last group beyond `columns` are not read.
-    const ActGroup* groups;
+    const SharedGroup* groups;
     const float* values;
     const void* table;  // of load_table; null where table_bytes(type) is 0
     float* out;         // out[input * out_stride + row]; written by single lanes: __syncwarp() before others read it
@@ -63,9 +64,9 @@ struct SharedDots {
     __device__ __forceinline__ const uint8_t* row(int index) const {
         return device::shared_pointer(weights + static_cast<uint32_t>(index) * row_bytes);
     }
-    __device__ __forceinline__ const ActGroup* groups(int input) const {
-        const auto groups_bytes = static_cast<uint32_t>(num_groups() * sizeof(ActGroup));
-        return reinterpret_cast<const ActGroup*>(device::shared_pointer(inputs + input_row(input) * groups_bytes));
+    __device__ __forceinline__ const SharedGroup* groups(int input) const {
+        const auto groups_bytes = static_cast<uint32_t>(num_groups() * sizeof(SharedGroup));
+        return reinterpret_cast<const SharedGroup*>(device::shared_pointer(inputs + input_row(input) * groups_bytes));
     }
     __device__ __forceinline__ const float* values(int input) const {
         const auto values_bytes = static_cast<uint32_t>(columns * sizeof(float));
@@ -73,15 +74,29 @@ struct SharedDots {
     }
 };
 
-__device__ void dot_shared_rows(Type type, SharedDots p);
+__device__ void dot_shared_one(Type type, SharedDots p);
+__device__ void dot_shared_several(Type type, SharedDots p);
+
+__device__ __forceinline__ SharedDots shared_dots(Type type, const RowDots& p, int lane) {
+    const bool wants_values = type == Type::F32 || type == Type::F16 || type == Type::BF16;
+    const void* inputs = wants_values ? static_cast<const void*>(p.values) : p.groups;
+    return {static_cast<uint32_t>(p.num_rows | p.num_inputs << 16 | lane << 24),
+            device::shared_address(p.weights),
+            p.row_bytes,
+            p.columns,
+            device::shared_address(inputs),
+            device::shared_address(p.table),
+            p.out,
+            p.out_stride,
+            p.input_rows};
+}
 
 // All 32 lanes call together.
 __device__ __forceinline__ void dot_rows(Type type, const RowDots& p, int lane) {
-    const bool wants_values = type == Type::F32 || type == Type::F16 || type == Type::BF16;
-    const void* inputs = wants_values ? static_cast<const void*>(p.values) : p.groups;
-    dot_shared_rows(
-        type, {static_cast<uint32_t>(p.num_rows | p.num_inputs << 16 | lane << 24), device::shared_address(p.weights), p.row_bytes,
-               p.columns, device::shared_address(inputs), device::shared_address(p.table), p.out, p.out_stride, p.input_rows});
+    if (p.num_inputs == 1)
+        dot_shared_one(type, shared_dots(type, p, lane));
+    else
+        dot_shared_several(type, shared_dots(type, p, lane));
 }
 
 // Fills `table` (shared, 16-byte aligned, table_bytes(type) bytes). All threads of the block call; a barrier must follow.

@@ -1,10 +1,10 @@
-// One function per weight type and number of inputs, each compiled once (quant/rows_*.cu).
+// One function per weight type and number of input rows, each compiled once: by one row in quant/one_*.cu, by 2 to 8 in
+// quant/several_*.cu.
 #pragma once
-#include "quant/row_frame.cuh"
+#include "quant/row_device.cuh"
 
 namespace tandem::quant {
 
-// By one input row, and by 2 to 8.
 template <class T>
 __device__ void dot_one(SharedDots p);
 template <class T>
@@ -12,22 +12,13 @@ __device__ void dot_several(SharedDots p);
 
 }  // namespace tandem::quant
 
-// The two functions of a type, in exactly one file.
-#define TANDEM_DOT_BLOCKS(name)                                                     \
-    template <>                                                                     \
-    __device__ void tandem::quant::dot_one<tandem::quant::name>(SharedDots p) {     \
-        dot_blocks<name, 4, 1>(p);                                                  \
-    }                                                                               \
-    template <>                                                                     \
-    __device__ void tandem::quant::dot_several<tandem::quant::name>(SharedDots p) { \
-        dot_blocks<name, 2, kMaxInputs>(p);                                         \
+#define TANDEM_DOT_ONE(name, frame)                                             \
+    template <>                                                                 \
+    __device__ void tandem::quant::dot_one<tandem::quant::name>(SharedDots p) { \
+        frame<name>(p);                                                         \
     }
-#define TANDEM_DOT_FLOATS(name)                                                     \
-    template <>                                                                     \
-    __device__ void tandem::quant::dot_one<tandem::quant::name>(SharedDots p) {     \
-        dot_floats<name, 4, 1>(p);                                                  \
-    }                                                                               \
+#define TANDEM_DOT_SEVERAL(name, frame)                                             \
     template <>                                                                     \
     __device__ void tandem::quant::dot_several<tandem::quant::name>(SharedDots p) { \
-        dot_floats<name, 2, kMaxInputs>(p);                                         \
+        frame<name, 2, kMaxInputs>(p);                                              \
     }

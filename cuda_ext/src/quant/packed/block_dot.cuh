@@ -2,7 +2,7 @@
 #pragma once
 #include "quant/arithmetic.h"
 #include "quant/packed/packed.cuh"
-#include "quant/row.h"
+#include "quant/shared_group.cuh"
 
 namespace tandem::quant {
 
@@ -12,11 +12,11 @@ struct ActBlock {
     int sum[2];  // of the first and the last sixteen q
 };
 
-// `turned` 1: the last sixteen values first. Where lanes take neighbouring places and those from 4 on turn theirs, no two of them
+// `turned` 1: the last sixteen values first. Where lanes take neighbouring places and the odd ones turn theirs, no two of them
 // meet in a bank of shared memory.
-__device__ __forceinline__ ActBlock load_act_block(const ActGroup& group, int place, int turned) {
-    const auto* q = reinterpret_cast<const uint4*>(group.q + kBlock * place);
-    const uint4 first = q[turned], last = q[1 - turned];
+__device__ __forceinline__ ActBlock load_act_block(const SharedGroup& group, int place, int turned) {
+    const auto* q = reinterpret_cast<const uint4*>(group.q);
+    const uint4 first = q[shared_unit(2 * place + turned)], last = q[shared_unit(2 * place + 1 - turned)];
     const uint32_t stored = *reinterpret_cast<const uint32_t*>(group.sum16 + 2 * place);
     const uint32_t sums = __funnelshift_r(stored, stored, 16 * turned);
     return {{first.x, first.y, first.z, first.w, last.x, last.y, last.z, last.w},
@@ -67,16 +67,46 @@ __device__ __forceinline__ float packed_value(int first, int last, const PackedS
     }
 }
 
+// Blocks 2 i and 2 i + 1 of a group.
+struct ActPair {
+    uint32_t q[2][8];
+    float d[2];
+    int sum[2][2];
+};
+
+__device__ __forceinline__ ActPair load_act_pair(const SharedGroup& group, int i) {
+    ActPair x;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        const uint4 chunk = reinterpret_cast<const uint4*>(group.q)[4 * c + i];
+        uint32_t* q = x.q[c / 2] + 4 * (c % 2);
+        q[0] = chunk.x;
+        q[1] = chunk.y;
+        q[2] = chunk.z;
+        q[3] = chunk.w;
+    }
+    const float2 d = reinterpret_cast<const float2*>(group.d)[i];
+    const uint2 sums = reinterpret_cast<const uint2*>(group.sum16)[i];
+    x.d[0] = d.x;
+    x.d[1] = d.y;
+    x.sum[0][0] = static_cast<int16_t>(sums.x & 0xffff);
+    x.sum[0][1] = static_cast<int32_t>(sums.x) >> 16;
+    x.sum[1][0] = static_cast<int16_t>(sums.y & 0xffff);
+    x.sum[1][1] = static_cast<int32_t>(sums.y) >> 16;
+    return x;
+}
+
 // The term of a block: its value times the activations' scale.
 template <class T>
-__device__ __forceinline__ float block_term(const uint32_t (&w)[8], const PackedScale& s, const ActBlock& x) {
+__device__ __forceinline__ float block_term(const uint32_t (&w)[8], const PackedScale& s, const uint32_t (&q)[8], float d,
+                                            const int (&sum)[2]) {
     int first = 0, last = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        first = dot_bytes(w[k], x.q[k], first);
-        last = dot_bytes(w[k + 4], x.q[k + 4], last);
+        first = dot_bytes(w[k], q[k], first);
+        last = dot_bytes(w[k + 4], q[k + 4], last);
     }
-    return mul(x.d, packed_value<T>(first, last, s, x.sum[0], x.sum[1]));
+    return mul(d, packed_value<T>(first, last, s, sum[0], sum[1]));
 }
 
 }  // namespace tandem::quant

@@ -1,4 +1,4 @@
-// The frame of dot_rows for one type: which lane takes which block, and the canonical order of the sums.
+// Dot products with several input rows for one type: which lane takes which block, and the canonical order of the sums.
 //
 //   more than 512 columns   the whole warp takes one row: lane = 8 * q + place. A run of eight super-blocks is added by a tree; q
 //                           takes super-blocks 2 q and 2 q + 1 of it, or only q where the run has no more than four
@@ -12,6 +12,7 @@
 
 #include "quant/packed/all.cuh"
 #include "quant/packed/block_dot.cuh"
+#include "quant/float_weight.cuh"
 #include "quant/row_device.cuh"
 
 namespace tandem::quant {
@@ -100,30 +101,23 @@ __device__ __forceinline__ void add_terms(const SharedDots& p, const LanePlace& 
     const uint8_t* table = device::shared_pointer(p.table);
     uint32_t w[kSteps][8];
     PackedScale scale[kSteps];
-    const int turned = kInputs == 1 ? 0 : at.place() / 4;
-    ActBlock x;
-    if constexpr (kInputs == 1) x = load_act_block(p.groups(0)[group], at.place(), 0);
+    const int turned = at.place() % 2;
 #pragma unroll
     for (int step = 0; step < kSteps; step++) {
         const int row = min(first_row + step * at.side, p.num_rows() - 1);
         const uint8_t* b = p.row(row) + block / per_block * static_cast<int>(sizeof(typename T::Block));
         Packed<T>::words(b, block % per_block, table, w[step]);
         scale[step] = Packed<T>::scale(b, block % per_block);
-        if constexpr (kInputs == 1)
-            v[step] = add(v[step], block_term<T>(w[step], scale[step], x));
-        else
-            turn_weights<T>(w[step], scale[step], turned);
+        turn_weights<T>(w[step], scale[step], turned);
     }
-    if constexpr (kInputs > 1) {
 #pragma unroll
-        for (int input = 0; input < kInputs; input++) {
-            if (input >= p.num_inputs()) break;
-            x = load_act_block(p.groups(input)[group], at.place(), turned);
+    for (int input = 0; input < kInputs; input++) {
+        if (input >= p.num_inputs()) break;
+        const ActBlock x = load_act_block(p.groups(input)[group], at.place(), turned);
 #pragma unroll
-            for (int step = 0; step < kSteps; step++) {
-                float& sum = v[step * kInputs + input];
-                sum = add(sum, block_term<T>(w[step], scale[step], x));
-            }
+        for (int step = 0; step < kSteps; step++) {
+            float& sum = v[step * kInputs + input];
+            sum = add(sum, block_term<T>(w[step], scale[step], x.q, x.d, x.sum));
         }
     }
 }
@@ -134,7 +128,7 @@ __device__ __forceinline__ void add_run(const SharedDots& p, const LanePlace& at
                                         float (&v)[kSteps * kInputs]) {
     const int num_blocks = p.columns / kBlock;
     const int supers = kWhole && p.num_groups() - begin > 4 ? 2 : 1;  // of a lane
-#pragma unroll(kSteps* kInputs == 1 ? 2 : 1)
+#pragma unroll 1
     for (int u = 0; u < supers; u++) {
         const int group = begin + supers * at.q() + u;
         if (kBlocks * group + at.place() < num_blocks) add_terms<T, kSteps, kInputs>(p, at, first_row, group, v);
@@ -176,7 +170,7 @@ __device__ __forceinline__ void dot_batches(const SharedDots& p, const LanePlace
 }
 
 template <class T, int kSteps, int kInputs>
-__device__ __forceinline__ void dot_blocks(const SharedDots& p) {
+__device__ __forceinline__ void dot_several_blocks(const SharedDots& p) {
     if (p.columns > 2 * kSuper)
         dot_batches<T, true, kSteps, kInputs>(p, LanePlace::of<true>(p), 0);
     else
@@ -184,16 +178,6 @@ __device__ __forceinline__ void dot_blocks(const SharedDots& p) {
 }
 
 // ---- F32, F16, BF16: a lane has one of the 32 chains ----
-
-__device__ __forceinline__ float float_weight(const F32::Block* w) {
-    return *reinterpret_cast<const float*>(w);
-}
-__device__ __forceinline__ float float_weight(const F16::Block* w) {
-    return f16_float(*reinterpret_cast<const uint16_t*>(w));
-}
-__device__ __forceinline__ float float_weight(const BF16::Block* w) {
-    return bits_float(static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(w)) << 16);
-}
 
 template <class T, int kSteps, int kInputs>
 __device__ __forceinline__ void dot_float_batch(const SharedDots& p, int first_row, int lane) {
@@ -228,7 +212,7 @@ __device__ __forceinline__ void dot_float_batch(const SharedDots& p, int first_r
 }
 
 template <class T, int kSteps, int kInputs>
-__device__ __forceinline__ void dot_floats(const SharedDots& p) {
+__device__ __forceinline__ void dot_several_floats(const SharedDots& p) {
     for (int row = 0; row < p.num_rows(); row += kSteps) dot_float_batch<T, kSteps, kInputs>(p, row, p.lane());
 }
 

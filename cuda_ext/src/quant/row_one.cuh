@@ -1,0 +1,153 @@
+// Dot products with one input row for one type, in little code: a launch runs it a few times only, and fetching instructions takes
+// longer than running them.
+//
+// A lane takes two neighbouring blocks of a super-block (a pair), four lanes a super-block:
+//
+//   more than 1,024 columns   the whole warp takes one row: lane = 4 * super-block + pair, and runs of eight super-blocks
+//   up to 1,024               eight rows side by side: lane = 4 * row + pair, super-blocks one after the other
+//
+// The order of the sums is the canonical one (docs/arithmetic.md). A zero's sign may differ on the way; the last sum makes it +0.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "quant/float_weight.cuh"
+#include "quant/packed/all.cuh"
+#include "quant/packed/block_dot.cuh"
+#include "quant/row_device.cuh"
+
+namespace tandem::quant {
+
+constexpr int kPairs = kBlocks / 2;                   // of a super-block
+constexpr int kSideBySide = 32 / kPairs;              // rows of up to kSideSupers super-blocks
+constexpr int kSideSupers = 4;
+constexpr int kRowsAtOnce = 2;                        // of a whole warp
+
+// Terms of the blocks 2 * pair and 2 * pair + 1 of super-block `group`; zero beyond the row's end.
+template <class T>
+__device__ __forceinline__ void pair_terms(const SharedDots& p, const uint8_t* row, int group, int pair, const ActPair& x,
+                                           float (&t)[2]) {
+    constexpr int per_block = T::block_values / kBlock, size = static_cast<int>(sizeof(typename T::Block));
+    const uint8_t* table = device::shared_pointer(p.table);
+    const int first = kBlocks * group + 2 * pair;
+    t[0] = t[1] = 0.0f;
+    if (first >= p.columns / kBlock) return;
+    const bool both = per_block == kBlocks || first + 1 < p.columns / kBlock;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {  // one branch around both: they share loads
+        const int block = first + (both ? i : 0);
+        const uint8_t* b = per_block == kBlocks ? row + group * size : row + block / per_block * size;
+        const int j = per_block == kBlocks ? 2 * pair + i : block % per_block;
+        uint32_t w[8];
+        Packed<T>::words(b, j, table, w);
+        t[i] = block_term<T>(w, Packed<T>::scale(b, j), x.q[i], x.d[i], x.sum[i]);
+    }
+    if (!both) t[1] = 0.0f;
+}
+
+__device__ __forceinline__ float add_lanes(float v, int mask) {
+    return add(v, __shfl_xor_sync(~0u, v, mask));
+}
+
+// The lanes that differ in `mask` add: one keeps `low`, the other, `upper`, keeps `high`.
+__device__ __forceinline__ float add_halves(float low, float high, int mask, bool upper) {
+    const float kept = upper ? high : low, given = upper ? low : high;
+    return add(kept, __shfl_xor_sync(~0u, given, mask));
+}
+
+// Two rows at a time. Of each two lanes that differ in 4 the lower one sums the even blocks, of two that differ in 8 the lower
+// one has the first row.
+template <class T>
+__device__ __forceinline__ void dot_whole(const SharedDots& p) {
+    const int lane = p.lane(), pair = lane % kPairs, super = lane / kPairs, num_groups = p.num_groups();
+    const bool odd = (lane & 4) != 0, second = (lane & 8) != 0;
+    ActPair x{};
+#pragma unroll 1
+    for (int row = 0; row < p.num_rows(); row += kRowsAtOnce) {
+        const bool has_second = row + 1 < p.num_rows();
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int begin = 0; begin < num_groups; begin += kTree) {
+            const int group = begin + super;
+            if ((row == 0 || num_groups > kTree) && group < num_groups) x = load_act_pair(p.groups(0)[group], pair);
+            float t[kRowsAtOnce][2] = {};
+            pair_terms<T>(p, p.row(row), group, pair, x, t[0]);
+            if (has_second) pair_terms<T>(p, p.row(row + 1), group, pair, x, t[1]);
+            const float first_row = add_halves(t[0][0], t[0][1], 4, odd), second_row = add_halves(t[1][0], t[1][1], 4, odd);
+            sum = add(sum, add_lanes(add_halves(first_row, second_row, 8, second), 16));
+        }
+        sum = add_lanes(add_lanes(add_lanes(sum, 2), 1), 4);
+        const int mine = row + second;
+        if ((lane & ~8) == 0 && mine < p.num_rows()) p.out[mine] = add(sum, 0.0f);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void dot_side_by_side(const SharedDots& p) {
+    const int lane = p.lane(), pair = lane % kPairs, side = lane / kPairs, num_groups = p.num_groups();
+#pragma unroll 1
+    for (int first = 0; first < p.num_rows(); first += kSideBySide) {
+        const uint8_t* row = p.row(min(first + side, p.num_rows() - 1));
+        float low[2] = {}, high[2] = {};  // super-blocks 0 and 1, 2 and 3
+#pragma unroll 1
+        for (int group = 0; group < num_groups; group++) {
+            float t[2];
+            pair_terms<T>(p, row, group, pair, load_act_pair(p.groups(0)[group], pair), t);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                low[i] = group < 2 ? add(low[i], t[i]) : low[i];
+                high[i] = group < 2 ? high[i] : add(high[i], t[i]);
+            }
+        }
+        float sums[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) sums[i] = add_lanes(add_lanes(add(low[i], high[i]), 2), 1);
+        const int mine = first + side;
+        if (pair == 0 && mine < p.num_rows()) p.out[mine] = add(add(sums[0], sums[1]), 0.0f);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void dot_one_blocks(const SharedDots& p) {
+    if (p.num_groups() > kSideSupers)
+        dot_whole<T>(p);
+    else
+        dot_side_by_side<T>(p);
+}
+
+// F32, F16, BF16: a lane has one of the 32 chains.
+template <class T>
+__device__ __forceinline__ void dot_one_floats(const SharedDots& p) {
+    const int lane = p.lane();
+    const float* x = p.values(0);
+#pragma unroll 1
+    for (int row = 0; row < p.num_rows(); row++) {
+        const auto* w = reinterpret_cast<const typename T::Block*>(p.row(row));
+        float sum = 0.0f;
+#pragma unroll 8
+        for (int i = lane; i < p.columns; i += kBlock) sum = fma(float_weight(w + i), x[i], sum);
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) sum = add_lanes(sum, mask);
+        if (lane == 0) p.out[row] = add(sum, 0.0f);
+    }
+}
+
+// All 32 lanes call together. The only input row is the first of `input_rows`.
+__device__ __forceinline__ void dot_one_row(Type type, const RowDots& row_dots, int lane) {
+    const SharedDots p = shared_dots(type, row_dots, lane);
+    switch (type) {
+#define TANDEM_CASE(name, number)      \
+    case Type::name:                   \
+        dot_one_floats<name>(p);       \
+        return;
+        TANDEM_FLOAT_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+#define TANDEM_CASE(name, number)      \
+    case Type::name:                   \
+        dot_one_blocks<name>(p);       \
+        return;
+        TANDEM_BLOCK_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+    }
+}
+
+}  // namespace tandem::quant
