@@ -185,7 +185,7 @@ def test_a_plan_fits_the_card(card: str, rows: int, shape: Shape) -> None:
     plans = plans_of(matrices_of(shape), rows, card)
     for plan in plans:
         assert plan["rings"] + plan["nbytes"] <= plan["shared_bytes"] <= block_bytes
-        assert plan["num_stages"] >= 1 <= plan["num_warps"] <= 8
+        assert plan["num_stages"] >= 1 <= plan["num_warps"] <= (16 if rows == 1 else 8)
         assert plan["num_blocks"] <= multiprocessors
     assert plans[1]["held_pairs"] >= rows
     assert plans[1]["block_columns"] * plans[1]["num_blocks"] >= shape.hidden
@@ -194,6 +194,6 @@ def test_a_plan_fits_the_card(card: str, rows: int, shape: Shape) -> None:
 def test_the_two_kernels_of_a_token_fit_side_by_side() -> None:
     first, second = plans_of(matrices_of(Shape(128, 8, 2048, 768, "Q4_K", "Q4_K", "Q4_K")), 1, "H200")
     assert first["shared_bytes"] + second["shared_bytes"] + 2048 <= CARDS["H200"][2]
-    assert (first["num_warps"], second["num_warps"]) == (8, 8)
-    assert first["num_stages"] * first["stage_rows"] >= 4
+    assert (first["num_warps"], second["num_warps"]) == (16, 16)
+    assert first["num_stages"] * first["stage_rows"] >= 3, "all that a warp has is under way at once"
     assert second["block_columns"] == 16

@@ -150,12 +150,13 @@ def test_one_row_keeps_an_h200_busy() -> None:
     for parts, columns in PLANS[:5]:
         kinds, rows = [kind_named(name) for name, _ in parts], [rows for _, rows in parts]
         plan = native.plan_products([kind.type_id for kind in kinds], rows, columns, 1, True, H200)
-        assert plan["num_warps"] == 8
-        assert plan["shared_bytes"] <= 0.6 * H200[2], "the next kernel's blocks need room"
-        warp_rows = -(-sum(rows) // (H200[0] * 8))
+        warps = plan["num_warps"]
+        assert warps == min(16, -(-sum(rows) // H200[0])), "each block has some rows, each warp of a large product"
+        warp_rows = -(-sum(rows) // (H200[0] * warps))
+        assert warp_rows > 16 or plan["shared_bytes"] <= 0.48 * H200[2], "the next kernel's blocks need room"
         if plan["num_stages"] * plan["stage_rows"] < warp_rows:
             shortest = min(columns // kind.block_values * kind.block_bytes for kind in kinds)
-            assert 8 * plan["num_stages"] // 2 * plan["stage_rows"] * shortest >= 22 * 1024
+            assert warps * plan["num_stages"] // 2 * plan["stage_rows"] * shortest >= 22 * 1024
 
 
 def test_products_that_do_not_fit_are_refused() -> None:

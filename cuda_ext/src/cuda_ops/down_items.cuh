@@ -106,8 +106,7 @@ class DownItems {
         const RoutedExpert& expert = block_.list.experts[block_.list.of_side[kCardSide][pass_.first_expert + index]];
         const int row = (item - index * chunks_) * plan_.ring_plan.stage_rows,
                   num_rows = min(plan_.ring_plan.stage_rows, block_.num_columns - row);
-        const uint8_t* bytes = expert.blob + p_.down.offset + (block_.first_column + row) * p_.down.row_bytes;
-        return {&expert, row, num_rows, device::aligned_span(bytes, num_rows * p_.down.row_bytes)};
+        return {&expert, row, num_rows, span_of(expert.blob, p_.down, block_.first_column + row, num_rows)};
     }
 
     const DownProblem& p_;
@@ -120,54 +119,55 @@ class DownItems {
     int end_;
 };
 
-// All of `h` into shared memory, many bytes under way at once. A barrier must follow.
-__device__ __forceinline__ void fetch_rows(const DownProblem& p, const DownPlan& plan, const DownBlock& block) {
-    const int units = p.choice.top_k * p.down.columns / 4;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < units; i += static_cast<int>(blockDim.x))
-        device::copy_async16(block.shared + plan.fetched + 16 * i, reinterpret_cast<const float4*>(p.h) + i);
-    device::copy_async_commit();
-    device::copy_async_wait<0>();
-}
+// A super-block of a pair's row of `h`: values 8 * lane .. 8 * lane + 7, zeros beyond the row's end.
+struct HeldItem {
+    int held;  // the pair's place among those held; negative where it is not
+    int group;
+    float x[8];
+};
 
-// Values at .. at + 7 of a pair's row of `h`; zeros beyond its end.
-__device__ __forceinline__ void load_eight(const DownProblem& p, const DownPlan& plan, const DownBlock& block, int pair, int at,
-                                           float (&x)[8]) {
-    const int width = p.down.columns;
+__device__ __forceinline__ HeldItem load_item(const DownProblem& p, const DownPlan& plan, const DownBlock& block,
+                                              const DownPass& pass, int item, int lane) {
+    const int width = p.down.columns, pair = small_quotient(item, plan.row_groups), group = item - pair * plan.row_groups,
+              at = group * quant::kSuper + 8 * lane, place = block.list.side_place[pair];
+    HeldItem out{-1, group, {}};
+    if (!block.list.experts[block.list.expert_of[pair]].blob || place < pass.first_pair || place >= pass.end_pair) return out;
+    out.held = place - pass.first_pair;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        float4 v{};
-        if (at + 4 * i < width && plan.fetched != DownPlan::kNotFetched)
-            v = *reinterpret_cast<const float4*>(block.shared + plan.fetched + (pair * width + at + 4 * i) * sizeof(float));
-        else if (at + 4 * i < width)
-            v = __ldcg(reinterpret_cast<const float4*>(p.h + static_cast<int64_t>(pair) * width + at + 4 * i));
-        x[4 * i] = v.x;
-        x[4 * i + 1] = v.y;
-        x[4 * i + 2] = v.z;
-        x[4 * i + 3] = v.w;
+        if (at + 4 * i >= width) continue;
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(p.h + static_cast<int64_t>(pair) * width + at + 4 * i));
+        out.x[4 * i] = v.x;
+        out.x[4 * i + 1] = v.y;
+        out.x[4 * i + 2] = v.z;
+        out.x[4 * i + 3] = v.w;
     }
+    return out;
 }
 
-// The rows of a pass from `h` into shared memory, in the form that `down` wants. `num_pairs`: of the window.
+// The rows of a pass from `h` into shared memory, in the form that `down` wants; a warp's next item is on its way meanwhile.
+// `num_pairs`: of the window.
 __device__ __forceinline__ void hold_rows(const DownProblem& p, const DownPlan& plan, const DownBlock& block, const DownPass& pass,
                                           int num_pairs) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = p.down.columns;
+    const int num_items = num_pairs * plan.row_groups, num_warps = static_cast<int>(blockDim.x) / 32;
+    HeldItem next{-1, 0, {}};
+    if (warp < num_items) next = load_item(p, plan, block, pass, warp, lane);
 #pragma unroll 1
-    for (int item = warp; item < num_pairs * plan.row_groups; item += static_cast<int>(blockDim.x) / 32) {
-        const int pair = small_quotient(item, plan.row_groups), group = item - pair * plan.row_groups, at = group * quant::kSuper + 8 * lane;
-        const int place = block.list.side_place[pair], held = place - pass.first_pair;
-        if (!block.list.experts[block.list.expert_of[pair]].blob || held < 0 || place >= pass.end_pair) continue;
-        float x[8] = {};
-        load_eight(p, plan, block, pair, at, x);
+    for (int item = warp; item < num_items; item += num_warps) {
+        const HeldItem now = next;
+        if (item + num_warps < num_items) next = load_item(p, plan, block, pass, item + num_warps, lane);
+        if (now.held < 0) continue;
         if (!plan.wants_values) {
-            auto* groups = reinterpret_cast<quant::SharedGroup*>(block.shared + plan.held) + held * plan.row_groups;
-            quant::quantise_super(x, 1.0f, groups[group], lane);
+            auto* groups = reinterpret_cast<quant::SharedGroup*>(block.shared + plan.held) + now.held * plan.row_groups;
+            quant::quantise_super(now.x, 1.0f, groups[now.group], lane);
             continue;
         }
-        float* values = reinterpret_cast<float*>(block.shared + plan.held) + static_cast<int64_t>(held) * width;
+        float* values = reinterpret_cast<float*>(block.shared + plan.held) + static_cast<int64_t>(now.held) * width;
+        const int at = now.group * quant::kSuper + 8 * lane;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            if (at + i < width) values[at + i] = x[i];
+            if (at + i < width) values[at + i] = now.x[i];
     }
 }
 

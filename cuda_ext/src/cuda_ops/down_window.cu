@@ -11,9 +11,8 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr int kStageRows = 8;  // at most
-constexpr size_t kMostFetchedBytes = 48 * 1024;
-constexpr int kSharedPercent = 46;  // of a multiprocessor's, so that this kernel's blocks find room while the one before runs
+constexpr int kStageRows = 8;       // at most
+constexpr int kSharedPercent = 40;  // of a multiprocessor's, so that this kernel's blocks find room while the one before runs
 
 // Returns when a source has answered the window's post for this layer, or will not any more. One thread calls it.
 __device__ __forceinline__ void await_rows(const DownProblem& p, int source) {
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     constexpr int num_threads = kThreadsOf<kOneRow>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     load_slots(list, p.places, p.choice.num_experts, thread, num_threads);
-    quant::load_table(p.down.type, block.shared + plan.table, thread, num_threads);
+    if (quant::table_bytes(p.down.type) > 0) quant::load_table(p.down.type, block.shared + plan.table, thread, num_threads);
     if constexpr (kOneRow) {
         __syncthreads();
         if (warp == 0) route_one_row(list, p.choice, p.places, lane);
@@ -95,10 +94,6 @@ __global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     device::wait_prerequisites();
     if (!p.leaves_room) device::launch_dependents();
 
-    if (plan.fetched != DownPlan::kNotFetched) {
-        fetch_rows(p, plan, block);
-        __syncthreads();
-    }
     multiply_down(p, plan, block, pass, ring, items, fetches, p.num_rows * p.choice.top_k);
     if (lane == 0 && warp < kNumSources && list.num_of_side[warp] > 0) await_rows(p, warp);
     __syncthreads();
@@ -128,10 +123,6 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
     plan.table = pieces.take(quant::table_bytes(p.down.type));
     plan.sums = pieces.take(p.num_rows * plan.block_columns * sizeof(float));
     plan.rows = pieces.take(num_pairs * plan.block_columns * sizeof(float));
-    // One row: its pairs' rows are few. They share their place with nothing, the copies of the weights are under way already.
-    const size_t fetched_bytes = num_pairs * p.down.columns * sizeof(float);
-    const bool fetches = p.num_rows == 1 && fetched_bytes <= kMostFetchedBytes && p.down.columns % 4 == 0;
-    plan.fetched = fetches ? pieces.take(fetched_bytes) : DownPlan::kNotFetched;
     plan.held = pieces.take(0);
     // All rows at once, beside the kernel before, with rings of two stages if possible; else fewer rows at a time.
     const size_t beside = card.modest_shared_bytes(kSharedPercent);

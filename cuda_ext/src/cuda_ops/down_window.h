@@ -37,15 +37,12 @@ struct DownPlan {
     bool wants_values;      // input rows are floats, else quantised
     int32_t row_groups;     // of one such row
     uint32_t table;
-    uint32_t sums;     // float [rows, block_columns]: the hidden rows before the addition
-    uint32_t rows;     // float [pairs, block_columns]: the card's rows
-    uint32_t held;     // input rows [held_pairs]; before them, the gates of all experts [rows, experts]
-    uint32_t fetched;  // float [pairs, width]: `h` of a window of one row, fetched in one go; or kNotFetched
+    uint32_t sums;  // float [rows, block_columns]: the hidden rows before the addition
+    uint32_t rows;  // float [pairs, block_columns]: the card's rows
+    uint32_t held;  // input rows [held_pairs]; before them, the gates of all experts [rows, experts]
     uint32_t rings;
     uint32_t shared_bytes;
     RingPlan ring_plan;
-
-    static constexpr uint32_t kNotFetched = ~0u;
 };
 
 // Throws std::invalid_argument for problems that the card cannot hold.

@@ -52,7 +52,10 @@ void check_routing(int num_rows, const Choice& choice, const ExpertPlaces& place
 }
 
 void check_part(const BlobPart& part, const ExpertPlaces& places) {
-    require(part.offset % 16 == 0 && part.offset + part.rows * part.row_bytes <= places.blob_bytes,
+    require(part.offset % 16 == 0 && part.offset + part.rows * part.row_bytes < (size_t{1} << 32),
+            "a matrix at " + std::to_string(part.offset) +
+                " of a blob; blobs have less than 4 GiB, their matrices begin at multiples of 16");
+    require(part.offset + part.rows * part.row_bytes <= places.blob_bytes,
             "a matrix of " + std::to_string(part.rows * part.row_bytes) + " bytes at " + std::to_string(part.offset) +
                 " does not fit a blob of " + std::to_string(places.blob_bytes));
     require(part.rows % 32 == 0 && part.columns % 32 == 0, "experts of " + std::to_string(part.rows) + " rows of " +

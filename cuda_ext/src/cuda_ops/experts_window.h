@@ -100,7 +100,8 @@ struct WantedRings {
     int stage_rows;
 };
 
-// The best rings that fit into `available` bytes: whole stages if as many as wanted fit, else smaller ones, else fewer warps. `rows_bytes`: of one row of each of the `num_matrices` matrices together. num_warps is 0 where nothing fits.
+// The best rings that fit into `available` bytes: whole stages if as many as wanted fit, else smaller ones, else fewer warps.
+// `rows_bytes`: of one row of each of the `num_matrices` matrices together. num_warps is 0 where nothing fits.
 RingPlan plan_rings(size_t available, const WantedRings& wanted, size_t rows_bytes, int num_matrices);
 
 // A stage of `rows` rows of each matrix.

@@ -101,9 +101,7 @@ class GateUpItems {
     __device__ __forceinline__ RowPairs at(const ExpertRow& place, int num_left) const {
         const int row = place.row, num_rows = min(min(plan_.ring_plan.stage_rows, p_.gate.rows - row), num_left);
         const RoutedExpert& expert = list_.experts[list_.of_side[kCardSide][place.index]];
-        return {&expert, row, num_rows,
-                device::aligned_span(expert.blob + p_.gate.offset + row * p_.gate.row_bytes, num_rows * p_.gate.row_bytes),
-                device::aligned_span(expert.blob + p_.up.offset + row * p_.up.row_bytes, num_rows * p_.up.row_bytes)};
+        return {&expert, row, num_rows, span_of(expert.blob, p_.gate, row, num_rows), span_of(expert.blob, p_.up, row, num_rows)};
     }
 
     // results_[input][gate rows, then up rows]

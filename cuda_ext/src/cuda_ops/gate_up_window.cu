@@ -13,7 +13,7 @@ namespace tandem::cuda {
 namespace {
 
 constexpr size_t kNormBytes = 64 * 1024;  // rows of more than this together are normed one after the other
-constexpr int kSharedPercent = 60;        // of a multiprocessor's, so that the next kernel's blocks find room while these still run
+constexpr int kSharedPercent = 58;        // of a multiprocessor's, so that the next kernel's blocks find room while these still run
 
 template <bool kOneRow>
 __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
@@ -96,8 +96,9 @@ __global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     if (p.hidden_is_fresh) device::wait_prerequisites();
     load_slots(list, p.places, p.choice.num_experts, thread, num_threads);
-    quant::load_table(p.gate.type, shared + plan.gate_table, thread, num_threads);
-    if (p.up.type != p.gate.type) quant::load_table(p.up.type, shared + plan.up_table, thread, num_threads);
+    if (quant::table_bytes(p.gate.type) > 0) quant::load_table(p.gate.type, shared + plan.gate_table, thread, num_threads);
+    if (p.up.type != p.gate.type && quant::table_bytes(p.up.type) > 0)
+        quant::load_table(p.up.type, shared + plan.up_table, thread, num_threads);
     norm<kOneRow>(p, plan, shared);
     device::fence_stores();
     __syncthreads();

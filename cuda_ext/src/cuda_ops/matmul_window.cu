@@ -50,8 +50,8 @@ void matmul_window(const MatmulWindowProblem& problem, const CardShape& card, bo
         if (part.groups) part.groups += first * groups;
         if (part.values) part.values += first * columns;
         part.products = rows_from(problem.products, first);
-        device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(window_threads(plan.launch_rows)), plan.shared_bytes, stream,
-                        dependent},
+        device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(window_threads(plan.launch_rows)), plan.shared_bytes,
+                        stream, dependent},
                        plan.launch_rows == 1 ? matmul_kernel<true> : matmul_kernel<false>, part, plan);
     }
 }

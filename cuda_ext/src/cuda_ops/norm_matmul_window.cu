@@ -62,8 +62,8 @@ void norm_matmul_window(const NormMatmulWindowProblem& problem, const CardShape&
         part.num_rows = std::min(plan.launch_rows, problem.num_rows - first);
         part.x += first * columns;
         part.products = rows_from(problem.products, first);
-        device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(window_threads(plan.launch_rows)), plan.shared_bytes, stream,
-                        dependent},
+        device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(window_threads(plan.launch_rows)), plan.shared_bytes,
+                        stream, dependent},
                        plan.launch_rows == 1 ? norm_matmul_kernel<true> : norm_matmul_kernel<false>, part, plan);
     }
 }

@@ -13,11 +13,11 @@ struct NormRows {
     const float* gamma;  // [width], global
     int width;           // a multiple of 4; of 32 where groups are wanted
     float eps;
-    int num_rows;             // 1..8
-    float* scratch;           // shared, [num_rows, width]
-    float* inverse;           // shared, [num_rows]
+    int num_rows;                // 1..8
+    float* scratch;              // shared, [num_rows, width]
+    float* inverse;              // shared, [num_rows]
     quant::SharedGroup* groups;  // shared, [num_rows, ceil(width / 256)], or null; last groups are padded with zero blocks
-    float* values;            // shared, [num_rows, width], may be `scratch`; or null
+    float* values;               // shared, [num_rows, width], may be `scratch`; or null
 };
 
 // What a thread of a block will need of gamma for the groups of one row, on its way while the block waits for the row.

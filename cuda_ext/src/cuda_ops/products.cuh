@@ -19,11 +19,11 @@ struct StageOfRows {
 template <bool kOneRow>
 class ProductItems {
   public:
-    // All rows of all products, one after the other, are shared evenly among the warps of all blocks.
+    // All rows of all products, one after the other, are shared evenly among the warps of all blocks; neighbouring shares lie in
+    // different blocks.
     __device__ __forceinline__ ProductItems(const Products& products, const ProductsPlan& plan, int num_inputs, int warp)
         : products_(products), plan_(plan), num_inputs_(num_inputs), warp_(warp) {
-        const int num_warps = plan.ring_plan.num_warps;
-        const EvenShare share = share_of(plan.share_rows, plan.share_rest, blockIdx.x * num_warps + warp);
+        const EvenShare share = share_of(plan.share_rows, plan.share_rest, warp * plan.num_blocks + blockIdx.x);
         fetched_ = computed_ = share.begin;
         end_ = share.end;
     }
@@ -95,7 +95,7 @@ static_assert(kMaxWindowRows * 4 <= 32, "a lane takes one result of a stage");
 // The code books of the products' types.
 __device__ __forceinline__ void load_tables(const Products& products, const ProductsPlan& plan, int thread, int num_threads) {
     for (int i = 0; i < products.num_products; i++)
-        if (i == 0 || plan.tables[i] != plan.tables[i - 1])
+        if (quant::table_bytes(products.product[i].weights.type) > 0 && (i == 0 || plan.tables[i] != plan.tables[i - 1]))
             quant::load_table(products.product[i].weights.type, device::dynamic_shared() + plan.tables[i], thread, num_threads);
 }
 

@@ -15,10 +15,11 @@ namespace {
 constexpr int64_t kMaxStageRows = 4;   // dot_rows is at its best with four rows at a time
 constexpr int64_t kMaxSingleRows = 8;  // of a single stage, for one input row
 constexpr int kMaxStages = 4;
+constexpr int kLongRows = 16;             // of a warp
 constexpr size_t kBarrierBytes = 16;      // of a stage: device::StagedCopy
 constexpr size_t kMarginBytes = 32;       // of a stage: copies begin and end at multiples of 16, dot products read 3 bytes beyond
 constexpr size_t kNormBytes = 32 * 1024;  // rows of more than this together are normed one after the other
-constexpr size_t kSharedPercent = 60;     // of a multiprocessor's, so that the next kernel's blocks find room meanwhile
+constexpr size_t kSharedPercent = 48;     // of a multiprocessor's, so that the next kernel's blocks find room meanwhile
 
 int64_t divide_up(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -61,9 +62,15 @@ Shape shape_of(const Products& products) {
     return shape;
 }
 
+// Of a block: where there are few rows, each block has some.
+int useful_warps(const Shape& shape, int num_rows, int num_blocks) {
+    return static_cast<int>(std::min<int64_t>(window_warps(num_rows), divide_up(shape.num_weight_rows, num_blocks)));
+}
+
 // The best rings that fit into `available` bytes: stages of up to kMaxStageRows rows, two of them at least where a warp needs more
 // than one, and no more than it needs; else smaller stages, else fewer warps. num_warps is 0 where nothing fits.
-RingPlan plan_product_rings(size_t available, int num_warps, int64_t num_weight_rows, size_t row_bytes, int num_blocks, int64_t max_single_rows) {
+RingPlan plan_product_rings(size_t available, int num_warps, int64_t num_weight_rows, size_t row_bytes, int num_blocks,
+                            int64_t max_single_rows) {
     const auto rings = [&](int warps, int64_t rows) {
         const int64_t share = divide_up(num_weight_rows, int64_t{num_blocks} * warps), items = divide_up(share, rows);
         const size_t stage = (rows * row_bytes + 15) / 16 * 16 + kMarginBytes, whole = stage + kBarrierBytes;
@@ -76,7 +83,7 @@ RingPlan plan_product_rings(size_t available, int num_warps, int64_t num_weight_
     const int64_t wanted = divide_up(num_weight_rows, int64_t{num_blocks} * num_warps);
     if (wanted <= max_single_rows)  // all that a warp has in one stage
         if (const RingPlan plan = rings(num_warps, wanted); plan.num_warps > 0) return plan;
-    for (int64_t rows = std::min(kMaxStageRows, wanted); rows >= 1; rows--)
+    for (int64_t rows = std::min(kMaxStageRows, wanted); rows >= 1; rows -= rows > 2 ? 2 : 1)
         if (const RingPlan plan = rings(num_warps, rows); plan.num_warps > 0) return plan;
     for (int warps = num_warps / 2; warps >= 1; warps /= 2)
         if (const RingPlan plan = rings(warps, 1); plan.num_warps > 0) return plan;
@@ -102,12 +109,12 @@ ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_r
         for (int j = 0; j < i; j++)
             if (products.product[j].weights.type == products.product[i].weights.type) plan.tables[i] = plan.tables[j];
     }
-    plan.results =
-        pieces.take(window_warps(num_rows) * num_rows * std::max(kMaxStageRows, num_rows == 1 ? kMaxSingleRows : 0) * sizeof(float));
+    plan.results = pieces.take(window_warps(num_rows) * num_rows * std::max(kMaxStageRows, num_rows == 1 ? kMaxSingleRows : 0) *
+                               sizeof(float));
     plan.rings = pieces.take(0);
     if (plan.rings >= limit) return plan;
-    plan.ring_plan = plan_product_rings(limit - plan.rings, window_warps(num_rows), shape.num_weight_rows, shape.row_bytes, num_blocks,
-                                        num_rows == 1 ? kMaxSingleRows : 0);
+    plan.ring_plan = plan_product_rings(limit - plan.rings, useful_warps(shape, num_rows, num_blocks), shape.num_weight_rows,
+                                        shape.row_bytes, num_blocks, num_rows == 1 ? kMaxSingleRows : 0);
     plan.shared_bytes = plan.rings + plan.ring_plan.nbytes;
     if (const int64_t warps = int64_t{num_blocks} * plan.ring_plan.num_warps; warps > 0) {
         plan.share_rows = static_cast<int32_t>(shape.num_weight_rows / warps);
@@ -131,10 +138,12 @@ Products rows_from(Products products, int first) {
 ProductsPlan plan_products(const Products& products, int num_rows, bool with_norm, const CardShape& card) {
     check(products, num_rows);
     const Shape shape = shape_of(products);
-    const size_t modest = card.modest_shared_bytes(kSharedPercent);
+    // A kernel that runs for long gains more from memory than from the next one's blocks beside it.
+    const bool is_long = shape.num_weight_rows > int64_t{kLongRows} * card.num_window_blocks() * window_warps(num_rows);
+    const size_t modest = is_long ? card.block_shared_bytes : card.modest_shared_bytes(kSharedPercent);
     for (const size_t limit : {modest, card.block_shared_bytes}) {
         const ProductsPlan plan = plan_launch(products, shape, num_rows, with_norm, card.num_window_blocks(), limit);
-        if (plan.ring_plan.num_warps == window_warps(num_rows)) return plan;
+        if (plan.ring_plan.num_warps == useful_warps(shape, num_rows, card.num_window_blocks())) return plan;
     }
     for (int rows = num_rows; rows >= 1; rows--) {
         const ProductsPlan plan = plan_launch(products, shape, rows, with_norm, card.num_window_blocks(), card.block_shared_bytes);

@@ -101,8 +101,8 @@ __device__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& p
 
 __device__ void weigh_rows(RoutedList& r, const Choice& p, int num_rows, float* gates, int thread, int num_threads) {
     for (int row = thread / 32; row < num_rows; row += num_threads / 32)
-        detail::weigh_row(p, p.logits + row * p.num_experts, r.ids + row * p.top_k, gates + row * p.num_experts, r.weights + row * p.top_k,
-                  thread % 32);
+        detail::weigh_row(p, p.logits + row * p.num_experts, r.ids + row * p.top_k, gates + row * p.num_experts,
+                          r.weights + row * p.top_k, thread % 32);
 }
 
 }  // namespace tandem::cuda

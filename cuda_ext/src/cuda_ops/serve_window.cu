@@ -158,10 +158,6 @@ __global__ void __launch_bounds__(kWindowThreads, 2) serve_down_kernel(const __g
         DownItems<false> items(work, plan, block, pass, warp);
         if (fetches) ring.fetch(items, lane);
         device::wait_prerequisites();
-        if (plan.fetched != DownPlan::kNotFetched) {
-            fetch_rows(work, plan, block);
-            __syncthreads();
-        }
         const int num_pairs = static_cast<int>(request.num_pairs);
         multiply_down(work, plan, block, pass, ring, items, fetches, num_pairs);
         __syncthreads();

@@ -1,6 +1,7 @@
 // A warp's ring of stages in shared memory: weight rows are fetched some stages ahead of the dot products.
 #pragma once
 #include "cuda_ops/experts_window.h"
+#include "device/aligned_span.cuh"
 #include "device/primitives.cuh"
 
 namespace tandem::cuda {
@@ -24,6 +25,13 @@ __device__ __forceinline__ EvenShare share_of(int each, int rest, int share) {
 __device__ __forceinline__ EvenShare even_share(int num, int share, int num_shares) {
     const int each = small_quotient(num, num_shares);
     return share_of(each, num - each * num_shares, share);
+}
+
+// Rows of a part of a blob, which has less than 4 GiB.
+__device__ __forceinline__ device::AlignedSpan span_of(const uint8_t* blob, const BlobPart& part, int row, int num_rows) {
+    const auto row_bytes = static_cast<uint32_t>(part.row_bytes);
+    return device::aligned_span(blob + (static_cast<uint32_t>(part.offset) + static_cast<uint32_t>(row) * row_bytes),
+                                static_cast<uint32_t>(num_rows) * row_bytes);
 }
 
 // `Items` is a warp's work, in two cursors over the same sequence:

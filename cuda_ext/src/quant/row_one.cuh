@@ -10,6 +10,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "device/pinned.cuh"
 #include "quant/float_weight.cuh"
 #include "quant/packed/all.cuh"
 #include "quant/packed/block_dot.cuh"
@@ -17,10 +18,10 @@
 
 namespace tandem::quant {
 
-constexpr int kPairs = kBlocks / 2;                   // of a super-block
-constexpr int kSideBySide = 32 / kPairs;              // rows of up to kSideSupers super-blocks
+constexpr int kPairs = kBlocks / 2;       // of a super-block
+constexpr int kSideBySide = 32 / kPairs;  // rows of up to kSideSupers super-blocks
 constexpr int kSideSupers = 4;
-constexpr int kRowsAtOnce = 2;                        // of a whole warp
+constexpr int kRowsAtOnce = 2;  // of a whole warp
 
 // Terms of the blocks 2 * pair and 2 * pair + 1 of super-block `group`; zero beyond the row's end.
 template <class T>
@@ -131,19 +132,33 @@ __device__ __forceinline__ void dot_one_floats(const SharedDots& p) {
     }
 }
 
+// Copies that only their own case uses. Else the compiler computes what all cases might want before the switch, and has no
+// registers left for it.
+__device__ __forceinline__ SharedDots pinned(const SharedDots& p) {
+    SharedDots own = p;
+    own.counts = device::pinned(p.counts);
+    own.weights = device::pinned(p.weights);
+    own.row_bytes = device::pinned(p.row_bytes);
+    own.columns = static_cast<int>(device::pinned(static_cast<uint32_t>(p.columns)));
+    own.inputs = device::pinned(p.inputs);
+    own.input_rows = device::pinned(p.input_rows);
+    own.table = device::pinned(p.table);
+    return own;
+}
+
 // All 32 lanes call together. The only input row is the first of `input_rows`.
 __device__ __forceinline__ void dot_one_row(Type type, const RowDots& row_dots, int lane) {
     const SharedDots p = shared_dots(type, row_dots, lane);
     switch (type) {
-#define TANDEM_CASE(name, number)      \
-    case Type::name:                   \
-        dot_one_floats<name>(p);       \
+#define TANDEM_CASE(name, number)        \
+    case Type::name:                     \
+        dot_one_floats<name>(pinned(p)); \
         return;
         TANDEM_FLOAT_TYPES(TANDEM_CASE)
 #undef TANDEM_CASE
-#define TANDEM_CASE(name, number)      \
-    case Type::name:                   \
-        dot_one_blocks<name>(p);       \
+#define TANDEM_CASE(name, number)        \
+    case Type::name:                     \
+        dot_one_blocks<name>(pinned(p)); \
         return;
         TANDEM_BLOCK_TYPES(TANDEM_CASE)
 #undef TANDEM_CASE

@@ -10,9 +10,9 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "quant/float_weight.cuh"
 #include "quant/packed/all.cuh"
 #include "quant/packed/block_dot.cuh"
-#include "quant/float_weight.cuh"
 #include "quant/row_device.cuh"
 
 namespace tandem::quant {
