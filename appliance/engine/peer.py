@@ -88,7 +88,7 @@ class PeerTier:
         peer_table = peer.new_table(*shape, peer.allocate("tables", peer_tables_bytes(layout)))
         for blobs in layout.layers:
             peer_table.set_layer(blobs.layer, table.layer_blobs(blobs.layer), blobs.blob.nbytes)
-        self._cache = ExpertCache(own, peer_table, layout, policy, max_swaps, slots_card=peer)
+        self._cache = ExpertCache(own, peer_table, layout, policy, max_swaps, slots_card=peer, may_duplicate=False)
         self._cache.add_slots(plan.slot_classes, present=False)
         self._slots_bytes = sum(slots.nbytes for slots in plan.slot_classes)
         self._card = peer
