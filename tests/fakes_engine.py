@@ -86,6 +86,8 @@ class FakeRunner:
     model: FakeModel = field(default_factory=FakeModel)
     on_run: Callable[[int], object] = lambda _position: None
     """Called with the position at the start of each run."""
+    on_boundary: Callable[[int], object] = lambda _number: None
+    """Called with the number of each boundary, 1 and up."""
     runs: list[Run] = field(default_factory=list)
     num_boundaries: int = 0
     is_closed: bool = False
@@ -135,6 +137,7 @@ class FakeRunner:
 
     def between_windows(self) -> None:
         self.num_boundaries += 1
+        self.on_boundary(self.num_boundaries)
 
     def stats(self) -> RunnerStats:
         return RunnerStats(

@@ -111,6 +111,11 @@ class Generation:
 
     def advance(self) -> FinishReason | None:
         """Computes one chunk of the prompt or one window. Returns why the answer is complete, or None if it is not.
+    @property
+    def next_rows(self) -> int:
+        """How many rows the next `advance` computes."""
+        return max(1, min(len(self._request.prompt) - self._position, self._runner.max_rows))
+
 
         After a WindowInterruptedError the same step can be tried again. After any other exception the answer cannot go on.
         """

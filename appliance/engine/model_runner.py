@@ -235,12 +235,9 @@ class ModelRunner:
     def _run_prompt(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         """A chunk on a GPU.
 
-        It streams what the own slots do not hold, which is about everything: what is to fill them goes the same way first, and stays.
         Its kernels hold every multiprocessor for milliseconds, so the other engine, whose windows would wait so long in every layer,
         is offered nothing meanwhile.
         """
-        while self._cache.is_filling:
-            self.between_windows()
         with self._pair.drained():
             return self._run_until_answered(tokens, position, num_logits)
 
@@ -285,6 +282,11 @@ class ModelRunner:
     @property
     def is_filling(self) -> bool:
         """Slots that were taken again are not full yet."""
+    def fills_before(self, num_rows: int) -> bool:
+        """Whether a run of so many rows should wait until the own slots are full: a GPU's prompt streams what they do not hold, which is
+        about everything, so what is to fill them goes the same way first, and stays."""
+        return self._graph.is_gpu and num_rows > WINDOW_ROWS and self._cache.is_filling
+
         return self._cache.is_filling or self._pair.is_filling
 
     @property
