@@ -310,6 +310,7 @@ def _parse() -> argparse.Namespace:
     for name in ("settings", "lane", "threads", "share", "answer", "load-error", "print", "peer-device", "peer-link", "peer-link-role"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--peer-slots", type=int)
+    parser.add_argument("--peer-hot", type=float)
     parser.add_argument("--card", default="host:0")
     for name, default in (("vocab", 320), ("context", 4096), ("max-rows", 32), ("slots", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -31,7 +31,7 @@ from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
 from appliance.memory.layout import ArenaLayout, arena_layout
 from appliance.memory.plan import CardPlan, Machine, is_gpu, make_plan, request_from
-from appliance.memory.policy import ExpertId, Policy, SwapPolicy, blob_bytes_table, fill_ranks
+from appliance.memory.policy import WHOLE, ExpertId, Policy, Share, SwapPolicy, blob_bytes_table, fill_ranks
 from appliance.memory.profile import Profile, learn, load_profile, profile_path, read_profile
 from appliance.memory.slots import deal_slots
 from appliance.memory.workspace import WINDOW_ROWS
@@ -58,9 +58,7 @@ class LanePlace(Protocol):
     @property
     def num_threads(self) -> int: ...
     @property
-    def share_index(self) -> int: ...
-    @property
-    def share_count(self) -> int: ...
+    def share(self) -> Share: ...
     @property
     def peer_card(self) -> str | None: ...
     @property
@@ -81,8 +79,8 @@ class RunnerOptions:
     num_threads: int
     isa: str
     max_swaps: int
-    share: tuple[int, int] = (0, 1)
-    """Which part of the profile the cache takes: (index, count)."""
+    share: Share = WHOLE
+    """Which part of the profile the cache takes."""
     learned_profile: Path | None = None
     """Where the uses of this run are merged into when it ends. None: nowhere."""
     peer: PeerPlan | None = None
@@ -169,7 +167,7 @@ class ModelRunner:
             num_threads=lane.num_threads,
             isa=choose_isa(settings.isa),
             max_swaps=settings.max_swaps,
-            share=(lane.share_index, lane.share_count),
+            share=lane.share,
             learned_profile=learned,
             peer=_peer_plan(lane, layout, plan.cards[0].slots),
             link=lane.link,
