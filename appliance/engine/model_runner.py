@@ -17,7 +17,7 @@ import structlog
 from appliance.engine.cards import Card, open_card
 from appliance.engine.experts import ExpertCache
 from appliance.engine.generation import RunnerStats, WindowInterruptedError
-from appliance.engine.graph import Graph, GraphSizes
+from appliance.engine.graph import Graph, GraphSizes, PromptBytes
 from appliance.engine.kv_state import Bytes, KvState, kv_state_id
 from appliance.engine.link import LinkEnd
 from appliance.engine.link_options import LinkOptions
@@ -145,7 +145,7 @@ class ModelRunner:
             self._given_bytes = plan.slots_bytes
         else:
             self._cache.fill([ExpertId(*divmod(flat, model.config.experts)) for flat in self._share_of_ranks()], _reporter(report, "cache"))
-        self._warm_rows = self._warm_up(_reporter(report, "warmup"))
+        self._warm_rows, self._warm_bytes = self._warm_up(_reporter(report, "warmup"))
         self._kv_state = KvState(card, self._graph.kv, model.config, options.sizes.kv_type)
 
     @classmethod
@@ -280,12 +280,12 @@ class ModelRunner:
     @property
     def is_filling(self) -> bool:
         """Slots that were taken again are not full yet."""
+        return self._cache.is_filling or self._pair.is_filling
+
     def fills_before(self, num_rows: int) -> bool:
         """Whether a run of so many rows should wait until the own slots are full: a GPU's prompt streams what they do not hold, which is
         about everything, so what is to fill them goes the same way first, and stays."""
         return self._graph.is_gpu and num_rows > WINDOW_ROWS and self._cache.is_filling
-
-        return self._cache.is_filling or self._pair.is_filling
 
     @property
     def has_peer(self) -> bool:
@@ -325,6 +325,7 @@ class ModelRunner:
 
     def stats(self) -> RunnerStats:
         rows = {tier: count - self._warm_rows[tier] for tier, count in self._graph.table.rows_by_tier.items()}
+        copied = self._graph.prompt_bytes
         return RunnerStats(
             rows_by_tier={tier: count for tier, count in rows.items() if count or tier in ("own", "host")},
             swaps=self._cache.num_swaps + self._pair.num_swaps,
@@ -334,6 +335,8 @@ class ModelRunner:
             pool_threads=self._pool.num_threads,
             pool_held=self._pool.num_held,
             is_filling=self.is_filling,
+            prompt_bytes_from_arena=copied.from_arena - self._warm_bytes.from_arena,
+            prompt_bytes_from_peer=copied.from_peer - self._warm_bytes.from_peer,
             **self._pair.stats(),
         )
 
@@ -415,10 +418,10 @@ class ModelRunner:
             return None
         return LinkEnd(options, model.config, model.arena.layout, model.gguf.content_id, self._options.isa, self._graph)
 
-    def _warm_up(self, progress: Callable[[int, int], None]) -> dict[str, int]:
+    def _warm_up(self, progress: Callable[[int, int], None]) -> tuple[dict[str, int], PromptBytes]:
         """Runs the largest chunk with the most logits, and one window; what they leave in the key/value cache is overwritten.
 
-        Returns how many routed rows of each tier it took, which are nobody's.
+        Returns how many routed rows of each tier and how many bytes it took, which are nobody's.
         """
         sizes = self._options.sizes
         try:
@@ -432,7 +435,7 @@ class ModelRunner:
             raise EngineError(f"the warm-up failed: {error.message}") from None
         self._cache.forget_uses()
         progress(sizes.max_rows, sizes.max_rows)
-        return dict(self._graph.table.rows_by_tier)
+        return dict(self._graph.table.rows_by_tier), self._graph.prompt_bytes
 
 
 def choose_isa(wanted: str) -> str:
