@@ -123,7 +123,8 @@ def plan(
     from appliance.memory.plan_report import render_pair, render_plan
 
     settings = _resolved(settings)
-    if pair:
+    if pair and not settings.elastic.enabled:
+        print("elastic_enabled is off, so `tandem serve` would not share the cards; this plan is with it switched on", file=sys.stderr)
         settings = settings.model_copy(update={"elastic": settings.elastic.model_copy(update={"enabled": True})})
     result = plan_for(settings)
     print(json.dumps(result.to_json(), indent=2) if as_json else render_plan(result))

@@ -228,7 +228,7 @@ class Stats(Message):
     """`CTL STATS`: counters since the engine started. Never blocks on the decode loop."""
 
     rows_by_tier: dict[str, int]
-    """Routed expert rows computed, by tier (`own`, `peer`, `linked`, `streamed`, `host`)."""
+    """Routed expert rows computed, by tier (`own`, `peer`, `linked`, `fetched`, `streamed`, `host`)."""
     windows: int
     prompt_tokens: int
     generated_tokens: int
@@ -251,6 +251,10 @@ class Stats(Message):
     """Of those, experts that had left their slot when they were asked for."""
     link_losses: int = 0
     """Windows that were run again because the other engine did not answer."""
+    prompt_bytes_from_arena: int = 0
+    """Bytes of experts that a GPU copied from the arena for prompts."""
+    prompt_bytes_from_peer: int = 0
+    """The same from the slots of the second card."""
     parked_conversations: int = 0
     """Put into the store of parked conversations."""
     resumed_conversations: int = 0

@@ -41,6 +41,12 @@ class Elastic(BaseModel):
         le=1023,
         description="Threads of the lead's pool that sit out while the helper is awake. None: as many as the helper has.",
     )
+    peer_hot_ratio: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="What the second card takes of the profile's experts, hot and cold alike; the first fills with the others.",
+    )
     peer_reserve_mib: int = Field(0, ge=0, description="Memory of the second GPU that both engines leave to others, in MiB.")
     link_threads: int = Field(1, ge=1, le=64, description="Threads of each engine that compute the other's rows on host cards.")
 

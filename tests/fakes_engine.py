@@ -86,6 +86,8 @@ class FakeRunner:
     model: FakeModel = field(default_factory=FakeModel)
     on_run: Callable[[int], object] = lambda _position: None
     """Called with the position at the start of each run."""
+    on_boundary: Callable[[int], object] = lambda _number: None
+    """Called with the number of each boundary, 1 and up."""
     runs: list[Run] = field(default_factory=list)
     num_boundaries: int = 0
     is_closed: bool = False
@@ -135,6 +137,7 @@ class FakeRunner:
 
     def between_windows(self) -> None:
         self.num_boundaries += 1
+        self.on_boundary(self.num_boundaries)
 
     def stats(self) -> RunnerStats:
         return RunnerStats(
@@ -307,6 +310,7 @@ def _parse() -> argparse.Namespace:
     for name in ("settings", "lane", "threads", "share", "answer", "load-error", "print", "peer-device", "peer-link", "peer-link-role"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--peer-slots", type=int)
+    parser.add_argument("--peer-hot", type=float)
     parser.add_argument("--card", default="host:0")
     for name, default in (("vocab", 320), ("context", 4096), ("max-rows", 32), ("slots", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -31,7 +31,7 @@ from appliance.memory.arena import Arena, ArenaPlace
 from appliance.memory.layout import arena_layout
 from appliance.memory.loader import Loader
 from appliance.memory.plan import Machine, PlanRequest, make_plan
-from appliance.memory.policy import Policy
+from appliance.memory.policy import Policy, Share
 from appliance.memory.profile import Profile
 from appliance.memory.slots import deal_slots
 from appliance.models.config import read_config
@@ -132,6 +132,7 @@ def open_runner(
     card: str = "host:0",
     peer_slots: int | None = None,
     peer_is_direct: bool = True,
+    peer_is_own: bool = False,
     link: LinkOptions | None = None,
     asleep: bool = False,
 ) -> Iterator[ModelRunner]:
@@ -143,9 +144,9 @@ def open_runner(
     with open_arena(model, shm_dir, for_gpu=card.startswith("cuda:")) as arena:
         plan = make_plan(config, loaded.tensors, arena.layout, request, ANY_MACHINE)
         sizes = GraphSizes(plan.chunk, plan.chunk if max_logits is None else max_logits, plan.context, plan.kv_type)
-        peer_card = card.partition(":")[0] + ":1"
+        peer_card = card if peer_is_own else card.partition(":")[0] + ":1"
         peer = None if peer_slots is None else PeerPlan(peer_card, deal_slots(arena.layout, peer_slots), peer_is_direct)
-        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, share, None, peer, link, asleep, streamed_ratio=0.4)
+        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, Share(*share), None, peer, link, asleep, streamed_ratio=0.4)
         profile = Profile.uniform(arena.layout, loaded.fingerprint)
         runner = ModelRunner(OpenModel(loaded, config, arena), plan.cards[0], options, profile=profile, policy=policy)
         try:

@@ -47,6 +47,13 @@ def test_the_demo_model_is_planned_when_none_is_named() -> None:
     assert str(DEMO_MODEL).endswith(".gguf")
 
 
+def test_a_plan_of_a_pair_says_when_the_settings_have_none() -> None:
+    off, on = tandem("plan", "--pair"), tandem("plan", "--pair", "--elastic-enabled", "true")
+    assert "two at a time" in off.stdout
+    assert "elastic_enabled is off" in off.stderr
+    assert "elastic_enabled is off" not in on.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "variables", "expected"),
     [

@@ -376,4 +376,6 @@ class TestStatus:
             shown = json.loads(json.dumps(desk.status().to_json()))
         assert shown["phase"] == "ready"
         assert shown["lanes"][0]["stats"]["slots"] == 8
+        assert 0 <= shown["lanes"][0]["stats_age_s"] < 60
+        assert "stats_at" not in shown["lanes"][0]
         assert shown["lanes"][1]["card"] == "host:1"

@@ -13,7 +13,7 @@ from appliance.desk.actions import Action, Deliver, KillEngine, SendLine, StartE
 from appliance.desk.config import Limits
 from appliance.desk.desk_state import DeskState
 from appliance.desk.inputs import Cancel, Drain, Ending, EngineEnded, EngineSaid, Input, LoaderEnded, LoaderSaid, Submit, Tick
-from appliance.desk.lines import ControlError, EngineLine
+from appliance.desk.lines import ControlAnswer, ControlError, EngineLine
 from appliance.desk.status import Phase
 from appliance.errors import NotReadyError, QueueFullError, RequestError
 from appliance.protocol import (
@@ -431,3 +431,24 @@ def test_duplicate_id_is_refused_even_while_it_waits() -> None:
     for name in "ab":
         with pytest.raises(RequestError):
             session.submit(name, [1])
+
+
+def lines_to_lead(actions: list[Action]) -> list[str]:
+    return [action.text.strip() for action in actions if isinstance(action, SendLine) and action.lane == "lead"]
+
+
+def test_an_idle_lane_is_asked_for_its_counters_while_it_does_something_and_then_left_alone() -> None:
+    state = DeskState(LANES, MAX_QUEUE, LIMITS)
+    state.begin()
+    state.handle(LoaderEnded(Ending(exit_code=0)), 0.0)
+    assert lines_to_lead(state.handle(EngineSaid("lead", READY), 0.0)) == ["STATS"]
+    state.handle(EngineSaid("helper", READY), 0.0)
+    assert lines_to_lead(state.handle(EngineSaid("lead", STATS), 1.0)) == []
+    assert state.next_timer_s is None
+    assert lines_to_lead(state.handle(EngineSaid("lead", ControlAnswer("PEER ON")), 2.0)) == ["STATS"]
+    state.handle(EngineSaid("lead", STATS.model_copy(update={"is_filling": True})), 2.0)
+    assert state.next_timer_s == 2.0 + LIMITS.stats_period_s
+    assert lines_to_lead(state.handle(Tick(), 2.0 + LIMITS.stats_period_s)) == ["STATS"]
+    state.handle(EngineSaid("lead", STATS), 4.0)
+    assert state.next_timer_s is None
+    assert state.status({}).lanes[0].stats_at == 4.0

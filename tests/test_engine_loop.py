@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -51,24 +52,33 @@ class Script(Inbox):
         super().__init__()
         self._script = iter(commands)
 
-    def wait(self) -> Command:
+    def wait(self, timeout_s: float | None = None) -> Command:
         self.put(next(self._script, EndOfInput()))
-        return super().wait()
+        return super().wait() if timeout_s is None else super().wait(timeout_s)  # type: ignore[return-value]
 
 
 class Served:
     """What an engine loop wrote while it obeyed a script.
 
-    The commands of `during` come in while the run at their position is being computed.
+    The commands of `during` come in while the run at their position is being computed, those of `at_boundary` at the boundary of
+    their number.
     """
 
-    def __init__(self, folder: Path, runner: Runner, *script: Command, during: Mapping[int, Sequence[Command]] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        runner: Runner,
+        *script: Command,
+        during: Mapping[int, Sequence[Command]] | None = None,
+        at_boundary: Mapping[int, Sequence[Command]] | None = None,
+    ) -> None:
         self.runner = runner
         self.error: Exception | None = None
         inbox = Script(script)
         if isinstance(runner, FakeRunner):
-            coming = dict(during or {})
+            coming, between = dict(during or {}), dict(at_boundary or {})
             runner.on_run = lambda position: put_all(inbox, coming.pop(position, ()))
+            runner.on_boundary = lambda number: put_all(inbox, between.pop(number, ()))
         output = folder / "output"
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
@@ -393,6 +403,48 @@ class PlainRunner:
         return self._runner.stats()
 
     def close(self) -> None: ...
+
+
+@dataclass
+class FillingRunner(FakeRunner):
+    """Its slots are full after so many boundaries; chunks wait for that."""
+
+    num_fills: int = 6
+
+    @property
+    def is_filling(self) -> bool:
+        return self.num_boundaries < self.num_fills
+
+    def fills_before(self, num_rows: int) -> bool:
+        return num_rows > 1 and self.is_filling
+
+
+class TestSlotsThatAreFilledFirst:
+    def test_a_prompt_waits_until_they_are_full(self, tmp_path: Path) -> None:
+        runner = FillingRunner(FakeModel(max_rows=4))
+        served = Served(tmp_path, runner, generate())
+        assert len(served.answer()) == 5
+        assert runner.num_boundaries == 6 + len(runner.runs)
+
+    def test_a_window_does_not(self, tmp_path: Path) -> None:
+        runner = FillingRunner(FakeModel(max_rows=4), num_fills=1000)
+        assert len(Served(tmp_path, runner, generate([11])).answer()) == 5
+        assert runner.num_boundaries < 1000
+
+    def test_every_line_is_obeyed_meanwhile(self, tmp_path: Path) -> None:
+        coming: dict[int, list[Command]] = {2: [HoldThreads(1)], 3: [AttachPeer(), DetachPeer()], 4: [ReportStats()]}
+        served = Served(tmp_path, FillingRunner(FakeModel(max_rows=4)), generate(), at_boundary=coming)
+        assert [text.split()[0] for text in served.controls()] == ["HOLD", "PEER", "PEER", "STATS"]
+        stats = Stats.model_validate_json(served.controls()[-1].removeprefix("STATS "))
+        assert (stats.busy, stats.windows) == (True, 0)
+        assert len(served.answer()) == 5
+
+    def test_a_cancelled_request_does_not_wait_for_the_rest(self, tmp_path: Path) -> None:
+        runner = FillingRunner(FakeModel(max_rows=4), num_fills=1000)
+        served = Served(tmp_path, runner, generate(), at_boundary={3: [Cancel("a")]})
+        assert served.finished().reason is FinishReason.CANCELLED
+        assert runner.runs == []
+        assert runner.num_boundaries < 1000
 
 
 class TestControls:

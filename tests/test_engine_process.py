@@ -228,6 +228,8 @@ def test_bad_settings_are_a_fatal_line(settings: str) -> None:
         ["--threads", "1", "--share", "x"],
         ["--threads", "1", "--peer-device", "host:0"],
         ["--threads", "1", "--peer-slots", "3"],
+        ["--threads", "1", "--peer-hot", "1.5"],
+        ["--threads", "1", "--share", "0/3"],
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(options: list[str]) -> None:

@@ -132,6 +132,17 @@ def test_the_second_card_has_slots_of_its_own_number(start: Start, more: tuple[s
     assert (stats.slots, stats.peer_experts, stats.is_filling) == (6, expected, False)
 
 
+def test_a_card_may_be_its_own_second_card_in_tests(start: Start) -> None:
+    engine = start(share="0/2", more=("--peer-device", "host:0", "--allow-self-peer", "--peer-slots", "4", "--peer-hot", "0.25"))
+    engine.send("PEER_ATTACH\n")
+    assert engine.wait_for(Word.CTL) == "PEER ON"
+    engine.generate(PROMPT, 20)
+    engine.answer()
+    engine.send("STATS\n")
+    stats = Stats.model_validate_json(engine.wait_for(Word.CTL).removeprefix("STATS "))
+    assert (stats.slots, stats.peer_experts) == (6, 4)
+
+
 def test_a_killed_engine_is_replaced_from_the_same_arena(start: Start) -> None:
     first = start()
     first.generate(PROMPT, 1000)

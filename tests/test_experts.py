@@ -37,7 +37,7 @@ class Scripted:
 class CacheRig:
     """Layers 0 and 1 have small blobs, layer 2 large ones; blob (l, e) is filled with 10 * l + e."""
 
-    def __init__(self, max_swaps: int = 2) -> None:
+    def __init__(self, max_swaps: int = 2, *, may_duplicate: bool = True) -> None:
         sizes = [SMALL, SMALL, LARGE]
         offsets = np.cumsum([0, *(size * EXPERTS for size in sizes)]).tolist()
         layers = tuple(LayerBlobs(i, EXPERTS, BlobLayout((), size), offsets[i]) for i, size in enumerate(sizes))
@@ -50,7 +50,8 @@ class CacheRig:
             for expert in range(EXPERTS):
                 self.table.blob(layer.layer, expert).bytes()[:] = 10 * layer.layer + expert
         self.policy = Scripted()
-        self.cache = ExpertCache(self.card, self.table, ArenaLayout(layers, offsets[-1]), self.policy, max_swaps)
+        layout = ArenaLayout(layers, offsets[-1])
+        self.cache = ExpertCache(self.card, self.table, layout, self.policy, max_swaps, may_duplicate=may_duplicate)
         self.cache.add_slots([SlotClass(SMALL, 2 * EXPERTS, 3), SlotClass(LARGE, EXPERTS, 1)])
 
     def fill(self, *experts: tuple[int, int]) -> list[tuple[int, int]]:
@@ -167,7 +168,7 @@ def test_memory_given_back_takes_the_last_slots_first_and_comes_back_with_the_ho
     assert rig.resident() == {(0, 0), (1, 3), (0, 1), (2, 0)}
 
 
-def test_what_another_card_holds_is_neither_filled_nor_swapped_in(rig: CacheRig) -> None:
+def test_what_another_card_holds_is_neither_filled_nor_swapped_in_while_others_are_left(rig: CacheRig) -> None:
     rig.cache.give_back(3 * SMALL + LARGE)
     rig.cache.take_again(range(EXPERTS))
     elsewhere = np.zeros((LAYERS, EXPERTS), dtype=np.bool_)
@@ -176,6 +177,54 @@ def test_what_another_card_holds_is_neither_filled_nor_swapped_in(rig: CacheRig)
     assert rig.resident() == {(0, 0), (0, 2), (0, 3)}
     _, busy, _ = rig.policy.seen[-1]
     assert busy[0, 1]
+
+
+def flat(*experts: tuple[int, int]) -> list[int]:
+    return [layer * EXPERTS + expert for layer, expert in experts]
+
+
+def elsewhere(*experts: tuple[int, int]) -> BoolTable:
+    held = np.zeros((LAYERS, EXPERTS), dtype=np.bool_)
+    for expert in experts:
+        held[expert] = True
+    return held
+
+
+SMALL_EXPERTS = [(layer, expert) for expert in range(EXPERTS) for layer in (0, 1)]
+
+
+def test_slots_are_filled_with_what_nobody_holds_before_copies_of_what_another_card_holds(rig: CacheRig) -> None:
+    rig.cache.give_back(3 * SMALL + LARGE)
+    rig.cache.take_again(flat(*SMALL_EXPERTS))
+    rig.fill_up(elsewhere(*SMALL_EXPERTS[:6]))
+    assert rig.resident() == {*SMALL_EXPERTS[6:], SMALL_EXPERTS[0]}, "two that nobody holds, and the hottest copy"
+
+
+def test_a_card_that_is_looked_up_second_takes_no_copies() -> None:
+    rig = CacheRig(may_duplicate=False)
+    rig.cache.give_back(3 * SMALL + LARGE)
+    rig.cache.take_again(flat(*SMALL_EXPERTS))
+    rig.fill_up(elsewhere(*SMALL_EXPERTS[:6]))
+    assert rig.resident() == set(SMALL_EXPERTS[6:])
+
+
+def test_an_empty_slot_takes_what_another_card_gives_up_later() -> None:
+    rig = CacheRig(may_duplicate=False)
+    rig.cache.give_back(3 * SMALL + LARGE)
+    rig.cache.take_again(flat(*SMALL_EXPERTS))
+    rig.fill_up(elsewhere(*SMALL_EXPERTS[:6]))
+    rig.cache.between_windows(rig.cache.read_uses(1), elsewhere(*SMALL_EXPERTS[1:6]))
+    rig.cache.settle()
+    assert rig.resident() == {*SMALL_EXPERTS[6:], SMALL_EXPERTS[0]}
+
+
+def test_what_begins_to_fill_a_slot_is_not_offered_for_a_swap_too(rig: CacheRig) -> None:
+    rig.cache.give_back(3 * SMALL + LARGE)
+    rig.cache.take_again(flat((0, 0)))
+    rig.cache.between_windows(rig.cache.read_uses(1), elsewhere((1, 1)))
+    _, busy, _ = rig.policy.seen[-1]
+    assert busy[0, 0]
+    assert busy[1, 1]
 
 
 def test_giving_memory_back_while_it_fills_stops_the_fill(rig: CacheRig) -> None:

@@ -66,9 +66,15 @@ def test_the_pair_meets_in_one_file_and_the_helper_starts_asleep(shm_dir: Path) 
 def test_what_is_switched_off_is_not_started(shm_dir: Path) -> None:
     chosen = settings(shm_dir, elastic={"enabled": True, "link": False}, parked_mib=0)
     options = pair_options(chosen, plan_for(chosen), CONTENT_ID)
-    assert words(options.lanes[0]) == {"--threads", "--share", "--peer-device", "--peer-slots"}
-    assert words(options.lanes[1]) == {"--threads", "--share", "--asleep"}
+    assert words(options.lanes[0]) == {"--threads", "--share", "--peer-hot", "--peer-device", "--peer-slots"}
+    assert words(options.lanes[1]) == {"--threads", "--share", "--peer-hot", "--asleep"}
     assert options.shared_files == ()
+
+
+def test_both_engines_are_told_what_the_second_card_takes(shm_dir: Path) -> None:
+    chosen = settings(shm_dir, elastic={"enabled": True, "peer_hot_ratio": 0.25})
+    options = pair_options(chosen, plan_for(chosen), CONTENT_ID)
+    assert [lane[lane.index("--peer-hot") + 1] for lane in options.lanes] == ["0.25", "0.25"]
 
 
 def test_conversations_may_be_parked_without_the_pair(shm_dir: Path) -> None:

@@ -20,7 +20,7 @@ from appliance.gguf_file import TensorInfo, open_gguf
 from appliance.memory.arena import HEADER_BYTES, MAGIC, ArenaPlace
 from appliance.memory.arena_file import obtainable_bytes
 from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor
-from appliance.memory.plan import CUDA_RESERVE_BYTES, Machine, Plan, PlanRequest, dense_bytes, make_plan, plan_for
+from appliance.memory.plan import CUDA_RESERVE_BYTES, Machine, Plan, PlanRequest, dense_bytes, make_plan, plan_for, request_from
 from appliance.memory.plan_report import render_pair, render_plan
 from appliance.memory.slots import deal_slots, slot_order, slots_that_fit
 from appliance.memory.workspace import cuda_tables_bytes, kv_bytes, residency_bytes, workspace_bytes
@@ -350,6 +350,28 @@ class TestGpuPairs:
         needed = re.search(r"use a card with (\d+) MiB free", message)
         assert needed
         assert plan_of(self.REQUEST, replace(self.MACHINE, gpu_bytes={"cuda:0": GIB, "cuda:1": int(needed[1]) * MIB}))
+
+    def test_too_much_left_to_others_is_told_by_its_setting_and_how_much_may_be(self) -> None:
+        message = refusal(replace(self.REQUEST, peer_reserve_bytes=40 * MIB), self.MACHINE)
+        assert "elastic_peer_reserve_mib = 40 leaves card cuda:1 0 B of the 40.0 MiB" in message
+        most = re.search(r"lower elastic_peer_reserve_mib to (\d+) or less", message)
+        assert most
+        assert plan_of(replace(self.REQUEST, peer_reserve_bytes=int(most[1]) * MIB), self.MACHINE)
+        assert "lower elastic_peer_reserve_mib" in refusal(replace(self.REQUEST, peer_reserve_bytes=(int(most[1]) + 1) * MIB), self.MACHINE)
+
+    def test_what_does_not_fit_anyway_is_not_the_fault_of_what_is_left_to_others(self) -> None:
+        tiny = replace(self.MACHINE, gpu_bytes={"cuda:0": GIB, "cuda:1": 2 * CUDA_RESERVE_BYTES})
+        assert "use a card with" in refusal(replace(self.REQUEST, peer_reserve_bytes=MIB), tiny)
+
+    def test_one_card_is_no_advice_for_a_pair(self) -> None:
+        tiny = replace(self.MACHINE, gpu_bytes={"cuda:0": GIB, "cuda:1": 2 * CUDA_RESERVE_BYTES})
+        assert "cards = cuda:0" not in refusal(self.REQUEST, tiny)
+
+    def test_a_host_card_has_no_memory_to_leave_to_others(self) -> None:
+        elastic = {"enabled": True, "peer_reserve_mib": 8}
+        with pytest.raises(SettingsError, match=r"elastic_peer_reserve_mib leaves memory of a second GPU.*host:1"):
+            request_from(Settings.model_validate({"cards": "host:0,host:1", "elastic": elastic}))
+        assert request_from(Settings.model_validate({"cards": "host:0,host:1", "elastic": elastic | {"enabled": False}}))
 
     def test_the_table_shows_both_states_and_what_is_left_free(self) -> None:
         plan = plan_of(self.REQUEST, self.MACHINE)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.memory.policy import AlwaysSwap, BoolTable, ExpertId, IntTable, Policy, Swap, SwapPolicy, blob_bytes_table, fill_order
+from appliance.memory.policy import AlwaysSwap, BoolTable, ExpertId, IntTable, Policy, Share, Swap, SwapPolicy, blob_bytes_table, fill_order
 from tests.arena_rig import small_layout
 from tests.routing_traces import TRACES, CacheResult, make_trace, run_least_recently_used, run_policy, run_static
 
@@ -65,15 +65,29 @@ def test_more_slots_than_experts_are_filled_once_each() -> None:
 
 def test_a_pair_fills_with_different_experts_and_covers_what_twice_the_slots_would() -> None:
     uses = np.random.default_rng(0).random((LAYERS, EXPERTS))
-    lead, helper = (fill_order(uses, TWO_SIZES, {256: 4, 512: 3}, share=(index, 2)) for index in range(2))
+    lead, helper = (fill_order(uses, TWO_SIZES, {256: 4, 512: 3}, share=Share(index, 2)) for index in range(2))
     assert not set(lead) & set(helper)
     assert set(lead) | set(helper) == set(fill_order(uses, TWO_SIZES, {256: 8, 512: 6}))
 
 
 def test_a_share_with_slots_left_goes_on_with_the_other_shares_hottest() -> None:
     uses = np.arange(LAYERS * EXPERTS, dtype=np.float64).reshape(LAYERS, EXPERTS)
-    filled = fill_order(uses, ONE_SIZE, {256: LAYERS * EXPERTS // 2 + 1}, share=(1, 2))
+    filled = fill_order(uses, ONE_SIZE, {256: LAYERS * EXPERTS // 2 + 1}, share=Share(1, 2))
     assert ExpertId(LAYERS - 1, EXPERTS - 1) in filled
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 0.25, 1 / 3, 0.5, 0.9, 1.0])
+def test_the_second_cache_takes_its_part_of_the_ranks_evenly(ratio: float) -> None:
+    first, second = (Share(index, 2, ratio).takes(1000) for index in range(2))
+    assert (first ^ second).all()
+    for ranks in (10, 100, 1000):
+        assert abs(second[:ranks].sum() - ranks * ratio) <= 1
+
+
+def test_by_default_every_second_rank_is_the_seconds_and_a_single_cache_takes_all() -> None:
+    assert Share(0, 2).takes(5).tolist() == [True, False, True, False, True]
+    assert Share(1, 2).takes(5).tolist() == [False, True, False, True, False]
+    assert Share().takes(3).all()
 
 
 def test_experts_that_do_not_exist_have_no_size_and_are_never_filled() -> None:

@@ -51,6 +51,8 @@ class Lane:
         self._limits = limits
         self._load: LoadProgress | None = None
         self._stats: Stats | None = None
+        self._stats_at: float | None = None
+        """When they came."""
         self._fatal: Fatal | None = None
         self._was_ever_ready = False
         self._deaths_in_row = 0
@@ -88,7 +90,7 @@ class Lane:
         if self.state is LaneState.DEAD:
             self.restarts += 1
         self._enter(LaneState.STARTING)
-        self._load = self._fatal = self._stats = None
+        self._load = self._fatal = self._stats = self._stats_at = None
         self._expect_start_line(now)
         return [StartEngine(self.name)]
 
@@ -165,10 +167,12 @@ class Lane:
             case Finished() | Started() | PromptProgress() | Tokens():
                 return self._hear_event(said, now)
             case Stats():
-                self._stats = said
+                self._stats, self._stats_at = said, now
                 self._timers.pop("answer", None)
-                if self.state is LaneState.BUSY:
+                if self.state is LaneState.BUSY or (self.is_idle and said.is_filling):  # an engine that does nothing is left alone
                     self._set_timer("poll", now + self._limits.stats_period_s, self._poll)
+            case ControlAnswer() if self.is_idle:
+                return self._poll(now)  # it is awake, and what it did shows in its counters
             case ControlError():
                 return self._hear_error(said, now)
             case Fatal():
@@ -236,7 +240,7 @@ class Lane:
         return [ended, *self._poll(now)]
 
     def _poll(self, now: float) -> list[Action]:
-        """Asks for the counters; the next question comes a period after the answer, and only while there is a request."""
+        """Asks for the counters; the next question comes a period after the answer, and only while there is something to do."""
         self._timers.pop("poll", None)
         if self.state is LaneState.BUSY:
             self._set_timer("answer", now + self._limits.answer_s, self._answer_missing)
@@ -294,7 +298,7 @@ class Lane:
         return LaneState.DEAD
 
     def _forget_engine(self) -> None:
-        self.ready = self._load = self._stats = self._fatal = None
+        self.ready = self._load = self._stats = self._stats_at = self._fatal = None
         self.conversation.clear()
 
     def _enter(self, state: LaneState) -> None:
@@ -318,6 +322,7 @@ class Lane:
             context_used=len(self.conversation),
             request=self.run.status() if self.run else None,
             stats=self._stats,
+            stats_at=self._stats_at,
         )
 
     def check_integrity(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -53,7 +54,15 @@ class LaneStatus:
     """Tokens of the conversation that it holds."""
     request: RequestStatus | None
     stats: Stats | None
-    """The last counters it reported; they begin at 0 when the engine does."""
+    """The last counters it reported; they begin at 0 when the engine does. An idle lane is not asked, so they may be old."""
+    stats_at: float | None = None
+    """When that was, on the monotonic clock."""
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        plain = asdict(self, dict_factory=_plain)
+        del plain["stats_at"]
+        plain["stats_age_s"] = None if self.stats_at is None else round(max(0.0, now - self.stats_at), 1)
+        return plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +122,10 @@ class DeskStatus:
     """None: the lanes do not share their cards."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings."""
-        plain = asdict(self, dict_factory=_plain)
-        plain["lanes"] = list(plain["lanes"])
+        """Plain dicts, lists, numbers and strings; ages as of now."""
+        now = time.monotonic()
+        plain = asdict(replace(self, lanes=()), dict_factory=_plain)
+        plain["lanes"] = [lane.to_json(now) for lane in self.lanes]
         return plain
 
 

@@ -31,6 +31,15 @@ class GpuProgram(Program, Protocol):
     def profile(self, token: int, position: int, repeats: int) -> dict[str, float]: ...
 
 
+class GpuTable(Table, Protocol):
+    """What a GPU's residency table counts beside rows."""
+
+    @property
+    def bytes_from_arena(self) -> int: ...
+    @property
+    def bytes_from_peer(self) -> int: ...
+
+
 class Card(Protocol):
     """What the engine needs of a card. Tickets of `update` and of `copy` count separately; 0 is always done."""
 

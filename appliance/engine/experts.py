@@ -6,22 +6,22 @@ A swap takes three steps, so that nothing is read while it is written (DESIGN 3)
     meanwhile         the newcomer is copied into the slot on the copy thread
     boundary n + k    the copy is through: the newcomer enters the table
 
-Memory that was taken again is filled in the same way, without victims: hottest first, some experts at every boundary, so that
-the card serves meanwhile.
+Memory that was taken again is filled in the same way, without victims: some experts at every boundary, so that the card serves
+meanwhile. First come those that no card holds, hottest first, then copies of what another card holds.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from appliance.engine.cards import Card
 from appliance.memory.layout import ArenaLayout
-from appliance.memory.policy import ExpertId, Policy, Swap
+from appliance.memory.policy import ExpertId, Policy, Swap, blob_bytes_table
 from appliance.memory.slots import SlotClass
 from appliance.models.recording import Table
 from appliance.units import MIB
@@ -54,6 +54,10 @@ class _Copy:
     ticket: int
 
 
+_Start: TypeAlias = tuple[tuple[int, int], tuple[int, int] | None, int]
+"""Newcomer, victim and slot."""
+
+
 class ExpertCache:
     """Confined to the engine loop; the card reads the table while it runs."""
 
@@ -66,8 +70,12 @@ class ExpertCache:
         max_swaps: int,
         *,
         slots_card: Card | None = None,
+        may_duplicate: bool = True,
     ) -> None:
-        """`slots_card` has the slots and copies into them; None: `card`, in whose order tables change."""
+        """`slots_card` has the slots and copies into them; None: `card`, in whose order tables change.
+
+        `may_duplicate`: slots that stay empty otherwise take what another card holds. Of no use where that card is looked up first.
+        """
         self._card = card
         self._slots_card = slots_card or card
         self._table = table
@@ -81,8 +89,12 @@ class ExpertCache:
         self._in_flight = np.zeros(shape, dtype=np.bool_)
         self._slot_of: dict[tuple[int, int], int] = {}
         self._copies: list[_Copy] = []
-        self._wanted: deque[int] = deque()
-        """Who is to fill empty slots, hottest first; flat indices (layer * experts + expert)."""
+        self._may_duplicate = may_duplicate
+        self._sizes = blob_bytes_table(layout).reshape(-1)
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        """Who may fill empty slots, hottest first; flat indices (layer * experts + expert)."""
+        self._has_more_fills = False
+        """As far as the last boundary knows."""
         self._memories: list[native.View] = []
         """Of all slots, by size."""
         self._numbers: dict[int, list[int]] = {}
@@ -117,7 +129,7 @@ class ExpertCache:
     @property
     def is_filling(self) -> bool:
         """Empty slots are still being filled at boundaries."""
-        return bool(self._wanted) or any(copy.victim is None for copy in self._copies)
+        return self._has_more_fills or any(copy.victim is None for copy in self._copies)
 
     def add_slots(self, classes: Sequence[SlotClass], *, present: bool = True) -> None:
         """Allocates the planned slots, all empty; if not `present`, they get memory when it is taken again."""
@@ -152,7 +164,7 @@ class ExpertCache:
 
         The last slots go first: a GPU gets its memory back in segments of many slots, and the hottest experts were put into the first.
         """
-        self._wanted.clear()
+        self._has_more_fills = False
         self.settle()
         held_bytes = sum(size * (len(slots) - len(self._given_slots.get(size, []))) for size, slots in self._numbers.items())
         if nbytes >= held_bytes:
@@ -189,8 +201,7 @@ class ExpertCache:
         self._given_slots = {size: list(numbers) for size, numbers in self._numbers.items()}
 
     def take_again(self, order: Iterable[int]) -> None:
-        """Takes the memory of all slots again. The next boundaries fill them in `order`, flat indices (layer * experts + expert);
-        experts held already are passed over.
+        """Takes the memory of all slots again. The next boundaries fill them in `order`, flat indices (layer * experts + expert).
 
         Raises MemoryError, with the slots taken so far given back, when the system does not have it any more.
         """
@@ -199,7 +210,8 @@ class ExpertCache:
         else:
             self._take_given()
         self._given_slots.clear()
-        self._wanted = deque(order)
+        self._order = np.fromiter(order, dtype=np.int64)
+        self._has_more_fills = True
 
     def _take_all(self) -> None:
         try:
@@ -239,12 +251,13 @@ class ExpertCache:
     def between_windows(self, uses: Uses, elsewhere: NDArray[np.bool_] | None = None) -> None:
         """Tells the policy what was used, lets landed newcomers in, starts new swaps and fills.
 
-        `elsewhere`, [layers, experts]: what another card holds for this engine; it is not brought here too.
+        `elsewhere`, [layers, experts]: what another card holds for this engine; it is brought here only for slots that nothing
+        else is left for.
         """
         self._note(uses)
-        busy = self._in_flight if elsewhere is None else self._in_flight | elsewhere
         entries = self._land()
-        starting = [*self._start_fills(busy), *self._start_swaps(busy)]
+        starting = self._start_fills(elsewhere)
+        starting += self._start_swaps(self._in_flight if elsewhere is None else self._in_flight | elsewhere)
         entries += [(*victim, _ABSENT) for _, victim, _ in starting if victim is not None]
         if not entries and not starting:
             return
@@ -266,25 +279,39 @@ class ExpertCache:
         if self._max_swaps > 0:
             self._policy.observe(uses.layers, uses.experts, uses.counts, uses.rows)
 
-    def _start_swaps(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
+    def _start_swaps(self, busy: NDArray[np.bool_]) -> list[_Start]:
         """(newcomer, victim, slot) of the swaps that begin now."""
         limit = self._max_swaps - sum(copy.victim is not None for copy in self._copies)
         swaps = self._policy.propose(self._resident, busy, limit) if limit > 0 else []
         return [((swap.layer, swap.expert), (swap.victim_layer, swap.victim_expert), self._leave(swap)) for swap in swaps]
 
-    def _start_fills(self, busy: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int] | None, int]]:
+    def _start_fills(self, elsewhere: NDArray[np.bool_] | None) -> list[_Start]:
         """(newcomer, nobody, slot) of the empty slots that are filled now."""
         limit = self._max_fills - sum(copy.victim is None for copy in self._copies)
-        starting: list[tuple[tuple[int, int], tuple[int, int] | None, int]] = []
-        while self._wanted and len(starting) < limit:
-            if not any(self._free_slots.values()):
-                self._wanted.clear()
-                break
-            place = divmod(self._wanted.popleft(), self._resident.shape[1])
-            if self._resident[place] or busy[place] or (slot := self._take_slot(place[0])) is None:
+        starting = self._fill_from(elsewhere, limit)
+        if elsewhere is not None and self._may_duplicate:
+            starting += self._fill_from(None, limit - len(starting))
+        self._has_more_fills = len(starting) >= limit and any(self._free_slots.values())
+        return starting
+
+    def _fill_from(self, elsewhere: NDArray[np.bool_] | None, limit: int) -> list[_Start]:
+        """At most `limit` fills with what is neither here nor `elsewhere`."""
+        sizes = [size for size, free in self._free_slots.items() if free]
+        if limit <= 0 or not sizes:
+            return []
+        held = self.held if elsewhere is None else self.held | elsewhere
+        if np.count_nonzero(held) == self._layout.num_experts:
+            return []
+        wanted = self._order[~held.reshape(-1)[self._order]]
+        starting: list[_Start] = []
+        for flat in wanted[np.isin(self._sizes[wanted], sizes)].tolist():
+            place = divmod(flat, self._resident.shape[1])
+            if (slot := self._take_slot(place[0])) is None:
                 continue
             self._in_flight[place] = True
             starting.append((place, None, slot))
+            if len(starting) == limit:
+                break
         return starting
 
     def _land(self) -> list[tuple[int, int, int]]:

@@ -37,6 +37,8 @@ class RunnerStats(TypedDict):
     served_rows: NotRequired[int]
     late_experts: NotRequired[int]
     link_losses: NotRequired[int]
+    prompt_bytes_from_arena: NotRequired[int]
+    prompt_bytes_from_peer: NotRequired[int]
 
 
 class Runner(Protocol):
@@ -108,6 +110,11 @@ class Generation:
     @property
     def num_generated_tokens(self) -> int:
         return len(self._answer)
+
+    @property
+    def next_rows(self) -> int:
+        """How many rows the next `advance` computes."""
+        return max(1, min(len(self._request.prompt) - self._position, self._runner.max_rows))
 
     def advance(self) -> FinishReason | None:
         """Computes one chunk of the prompt or one window. Returns why the answer is complete, or None if it is not.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from appliance.engine.cards import Card, GpuProgram, rows_of
+from appliance.engine.cards import Card, GpuProgram, GpuTable, rows_of
 from appliance.engine.generation import WindowInterruptedError
 from appliance.engine.logits import LogitsRow
 from appliance.errors import CorruptModelError, EngineError
@@ -53,6 +53,14 @@ class GraphSizes:
         return cls(max_rows, min(WINDOW_ROWS, max_rows), context, kv_type)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptBytes:
+    """Experts' bytes that were copied to a GPU for prompts so far, by where they lay. None are for a host card's."""
+
+    from_arena: int = 0
+    from_peer: int = 0
+
+
 class Graph:
     """Confined to the engine loop, but `interrupt` is thread-safe."""
 
@@ -82,6 +90,13 @@ class Graph:
             _FORWARD_PASSES[config.arch](Ops(recorder, config, memory), config)
         except ValueError as error:
             raise unsupported(error, config) from None
+
+    @property
+    def prompt_bytes(self) -> PromptBytes:
+        if isinstance(self.table, native.ExpertTable):
+            return PromptBytes()
+        gpu: GpuTable = self.table  # type: ignore[assignment]
+        return PromptBytes(gpu.bytes_from_arena, gpu.bytes_from_peer)
 
     def load_dense(self, progress: Progress) -> None:
         """Reads the dense weights from the file. Raises CorruptModelError for one with a value that is not finite."""

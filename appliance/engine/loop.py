@@ -1,9 +1,9 @@
 """The engine's main loop: one thread that obeys control lines and computes one request, one step at a time.
 
-Between any two steps (a chunk of a prompt, a window of decode) every line that has come in is obeyed, so every line takes
-effect within one step. `CANCEL` and the end of the input do not even wait for that where the runner can be interrupted: the
-step is given up, and done again if it was not its request that was cancelled. Without a request the loop sleeps until a
-line comes.
+Between any two steps (a chunk of a prompt, a window of decode, some slots that are filled before a prompt) every line that has
+come in is obeyed, so every line takes effect within one step. `CANCEL` and the end of the input do not even wait for that where
+the runner can be interrupted: the step is given up, and done again if it was not its request that was cancelled. Without a
+request the loop sleeps until a line comes.
 
 How a request ends: every accepted `GEN` gets exactly one `Finished`. A RequestError costs that request only. Any other
 exception ends the request with an error and then the loop, because the card's state can no longer be trusted: a fresh
@@ -107,6 +107,9 @@ class Filler(Protocol):
     @property
     def is_filling(self) -> bool: ...
 
+    def fills_before(self, num_rows: int) -> bool:
+        """Whether a run of so many rows should wait until slots are full."""
+
 
 class EngineLoop:
     """Serves one sequence. Confined to the thread that calls `run`; commands come through the inbox."""
@@ -152,15 +155,22 @@ class EngineLoop:
 
     def _next_command(self) -> Command | None:
         """The next command; None if there is none and a request is running."""
-        command = self._inbox.take()
-        if command is not None or self._generation is not None:
+        if (command := self._inbox.take()) is not None:
             return command
-        self._writer.flush()
-        while isinstance(self._runner, Filler) and self._runner.is_filling:
+        if self._generation is None:
+            self._writer.flush()
+        while self._fills_slots():
             self._runner.between_windows()
-            if (command := self._inbox.wait(FILL_PERIOD_S)) is not None:
+            command = self._inbox.wait(FILL_PERIOD_S) if self._generation is None else self._inbox.take()
+            if command is not None:
                 return command
-        return self._inbox.wait()
+        return self._inbox.wait() if self._generation is None else None
+
+    def _fills_slots(self) -> bool:
+        """Whether there is nothing better to do, or the running request waits for it."""
+        if not isinstance(self._runner, Filler):
+            return False
+        return self._runner.is_filling if self._generation is None else self._runner.fills_before(self._generation.next_rows)
 
     def _obey(self, command: Command) -> None:
         match command:

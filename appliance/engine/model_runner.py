@@ -17,7 +17,7 @@ import structlog
 from appliance.engine.cards import Card, open_card
 from appliance.engine.experts import ExpertCache
 from appliance.engine.generation import RunnerStats, WindowInterruptedError
-from appliance.engine.graph import Graph, GraphSizes
+from appliance.engine.graph import Graph, GraphSizes, PromptBytes
 from appliance.engine.kv_state import Bytes, KvState, kv_state_id
 from appliance.engine.link import LinkEnd
 from appliance.engine.link_options import LinkOptions
@@ -31,7 +31,7 @@ from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
 from appliance.memory.layout import ArenaLayout, arena_layout
 from appliance.memory.plan import CardPlan, Machine, is_gpu, make_plan, request_from
-from appliance.memory.policy import ExpertId, Policy, SwapPolicy, blob_bytes_table, fill_ranks
+from appliance.memory.policy import WHOLE, ExpertId, Policy, Share, SwapPolicy, blob_bytes_table, fill_ranks
 from appliance.memory.profile import Profile, learn, load_profile, profile_path, read_profile
 from appliance.memory.slots import deal_slots
 from appliance.memory.workspace import WINDOW_ROWS
@@ -58,9 +58,7 @@ class LanePlace(Protocol):
     @property
     def num_threads(self) -> int: ...
     @property
-    def share_index(self) -> int: ...
-    @property
-    def share_count(self) -> int: ...
+    def share(self) -> Share: ...
     @property
     def peer_card(self) -> str | None: ...
     @property
@@ -81,8 +79,8 @@ class RunnerOptions:
     num_threads: int
     isa: str
     max_swaps: int
-    share: tuple[int, int] = (0, 1)
-    """Which part of the profile the cache takes: (index, count)."""
+    share: Share = WHOLE
+    """Which part of the profile the cache takes."""
     learned_profile: Path | None = None
     """Where the uses of this run are merged into when it ends. None: nowhere."""
     peer: PeerPlan | None = None
@@ -147,7 +145,7 @@ class ModelRunner:
             self._given_bytes = plan.slots_bytes
         else:
             self._cache.fill([ExpertId(*divmod(flat, model.config.experts)) for flat in self._share_of_ranks()], _reporter(report, "cache"))
-        self._warm_rows = self._warm_up(_reporter(report, "warmup"))
+        self._warm_rows, self._warm_bytes = self._warm_up(_reporter(report, "warmup"))
         self._kv_state = KvState(card, self._graph.kv, model.config, options.sizes.kv_type)
 
     @classmethod
@@ -169,7 +167,7 @@ class ModelRunner:
             num_threads=lane.num_threads,
             isa=choose_isa(settings.isa),
             max_swaps=settings.max_swaps,
-            share=(lane.share_index, lane.share_count),
+            share=lane.share,
             learned_profile=learned,
             peer=_peer_plan(lane, layout, plan.cards[0].slots),
             link=lane.link,
@@ -235,12 +233,9 @@ class ModelRunner:
     def _run_prompt(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         """A chunk on a GPU.
 
-        It streams what the own slots do not hold, which is about everything: what is to fill them goes the same way first, and stays.
         Its kernels hold every multiprocessor for milliseconds, so the other engine, whose windows would wait so long in every layer,
         is offered nothing meanwhile.
         """
-        while self._cache.is_filling:
-            self.between_windows()
         with self._pair.drained():
             return self._run_until_answered(tokens, position, num_logits)
 
@@ -287,6 +282,11 @@ class ModelRunner:
         """Slots that were taken again are not full yet."""
         return self._cache.is_filling or self._pair.is_filling
 
+    def fills_before(self, num_rows: int) -> bool:
+        """Whether a run of so many rows should wait until the own slots are full: a GPU's prompt streams what they do not hold, which is
+        about everything, so what is to fill them goes the same way first, and stays."""
+        return self._graph.is_gpu and num_rows > WINDOW_ROWS and self._cache.is_filling
+
     @property
     def has_peer(self) -> bool:
         return self._pair.peer is not None
@@ -325,6 +325,7 @@ class ModelRunner:
 
     def stats(self) -> RunnerStats:
         rows = {tier: count - self._warm_rows[tier] for tier, count in self._graph.table.rows_by_tier.items()}
+        copied = self._graph.prompt_bytes
         return RunnerStats(
             rows_by_tier={tier: count for tier, count in rows.items() if count or tier in ("own", "host")},
             swaps=self._cache.num_swaps + self._pair.num_swaps,
@@ -334,6 +335,8 @@ class ModelRunner:
             pool_threads=self._pool.num_threads,
             pool_held=self._pool.num_held,
             is_filling=self.is_filling,
+            prompt_bytes_from_arena=copied.from_arena - self._warm_bytes.from_arena,
+            prompt_bytes_from_peer=copied.from_peer - self._warm_bytes.from_peer,
             **self._pair.stats(),
         )
 
@@ -415,10 +418,10 @@ class ModelRunner:
             return None
         return LinkEnd(options, model.config, model.arena.layout, model.gguf.content_id, self._options.isa, self._graph)
 
-    def _warm_up(self, progress: Callable[[int, int], None]) -> dict[str, int]:
+    def _warm_up(self, progress: Callable[[int, int], None]) -> tuple[dict[str, int], PromptBytes]:
         """Runs the largest chunk with the most logits, and one window; what they leave in the key/value cache is overwritten.
 
-        Returns how many routed rows of each tier it took, which are nobody's.
+        Returns how many routed rows of each tier and how many bytes it took, which are nobody's.
         """
         sizes = self._options.sizes
         try:
@@ -432,7 +435,7 @@ class ModelRunner:
             raise EngineError(f"the warm-up failed: {error.message}") from None
         self._cache.forget_uses()
         progress(sizes.max_rows, sizes.max_rows)
-        return dict(self._graph.table.rows_by_tier)
+        return dict(self._graph.table.rows_by_tier), self._graph.prompt_bytes
 
 
 def choose_isa(wanted: str) -> str:

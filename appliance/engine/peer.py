@@ -45,7 +45,9 @@ def peer_tables_bytes(layout: ArenaLayout) -> int:
 
 
 def reaches(own: str, peer: str) -> bool:
-    """Whether two GPUs were seen to reach each other; says in the log if they do not."""
+    """Whether two GPUs were seen to reach each other; says in the log if they do not. One always reaches itself."""
+    if own == peer:
+        return True
     report = check_peers(*(int(card.partition(":")[2]) for card in (own, peer)))
     if not report.reaches:
         _log.warning("rows of the second card go through host memory", cards=[own, peer], reason=report.reason)
@@ -88,7 +90,7 @@ class PeerTier:
         peer_table = peer.new_table(*shape, peer.allocate("tables", peer_tables_bytes(layout)))
         for blobs in layout.layers:
             peer_table.set_layer(blobs.layer, table.layer_blobs(blobs.layer), blobs.blob.nbytes)
-        self._cache = ExpertCache(own, peer_table, layout, policy, max_swaps, slots_card=peer)
+        self._cache = ExpertCache(own, peer_table, layout, policy, max_swaps, slots_card=peer, may_duplicate=False)
         self._cache.add_slots(plan.slot_classes, present=False)
         self._slots_bytes = sum(slots.nbytes for slots in plan.slot_classes)
         self._card = peer

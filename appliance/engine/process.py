@@ -1,7 +1,8 @@
 """The engine process: one card, one sequence, lines on stdin and stdout.
 
     python -m appliance.engine.process --settings JSON --card host:0 --lane lead --threads N [--share INDEX/COUNT]
-        [--peer-device host:1 [--peer-slots N]] [--peer-link FILE --peer-link-role 0|1 [--link-threads N]] [--asleep]
+        [--peer-device host:1 [--peer-slots N] [--allow-self-peer]] [--peer-hot RATIO]
+        [--peer-link FILE --peer-link-role 0|1 [--link-threads N]] [--asleep]
         [--parked FOLDER --parked-mib N]
 
     --settings  a `Settings` as JSON, `model` given; the sealed arena of that model must exist
@@ -12,6 +13,8 @@
                 two lanes, so that two caches together cover what one of twice the size would; default 0/1, all
     --peer-device     second card as more expert cache of this engine; taken by PEER_ATTACH
     --peer-slots      how many expert slots the second card has; default: as many as the own one
+    --peer-hot        what the second of two shares takes of the profile's ranks, hot and cold alike; default 0.5, every second
+    --allow-self-peer the second card may be the own one, for tests
     --peer-link       file through which two engines compute each other's rows; served by LINK_SERVE 1
     --peer-link-role  0 for the lead, 1 for the helper
     --link-threads    threads that compute the other engine's rows; default 1
@@ -41,7 +44,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -56,8 +59,9 @@ from appliance.engine.pipes import Inbox, LineReader, LineWriter
 from appliance.errors import SettingsError, TandemError
 from appliance.log import configure_logging
 from appliance.memory.parked import ParkedStore
+from appliance.memory.policy import WHOLE, Share
 from appliance.protocol import Fatal, LoadProgress, Message, Ready, Word, line
-from appliance.settings import Settings
+from appliance.settings import MAX_CARDS, Settings
 from appliance.units import MIB
 
 EXIT_START_FAILED = 1
@@ -79,8 +83,7 @@ class Lane:
     name: str
     card: str
     num_threads: int
-    share_index: int
-    share_count: int
+    share: Share
     peer_card: str | None = None
     peer_slots: int | None = None
     link: LinkOptions | None = None
@@ -90,13 +93,11 @@ class Lane:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
     options = _parse(arguments)
-    index, count = options.share
     lane = Lane(
         name=options.lane,
         card=options.card,
         num_threads=options.threads,
-        share_index=index,
-        share_count=count,
+        share=replace(options.share, second_ratio=options.peer_hot),
         peer_card=options.peer_device,
         peer_slots=options.peer_slots,
         link=_link_options(options),
@@ -231,9 +232,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--card", required=True)
     parser.add_argument("--lane", required=True, choices=("lead", "helper"))
     parser.add_argument("--threads", required=True, type=int)
-    parser.add_argument("--share", default=(0, 1), type=_parse_share, metavar="INDEX/COUNT")
+    parser.add_argument("--share", default=WHOLE, type=_parse_share, metavar="INDEX/COUNT")
     parser.add_argument("--peer-device")
     parser.add_argument("--peer-slots", type=int, metavar="N")
+    parser.add_argument("--peer-hot", default=WHOLE.second_ratio, type=_parse_ratio, metavar="RATIO")
+    parser.add_argument("--allow-self-peer", action="store_true")
     parser.add_argument("--peer-link", type=Path, metavar="FILE")
     parser.add_argument("--peer-link-role", type=int, choices=(0, 1))
     parser.add_argument("--link-threads", type=int, default=1)
@@ -243,7 +246,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.peer_link is None) != (options.peer_link_role is None):
         parser.error("--peer-link and --peer-link-role go together")
-    if options.peer_device == options.card:
+    if options.peer_device == options.card and not options.allow_self_peer:
         parser.error("--peer-device names the engine's own card; name the other one")
     if options.peer_slots is not None and (options.peer_device is None or options.peer_slots < 0):
         parser.error("--peer-slots is a number of slots of --peer-device")
@@ -256,12 +259,19 @@ def _link_options(options: argparse.Namespace) -> LinkOptions | None:
     return LinkOptions(options.peer_link, options.peer_link_role, options.link_threads)
 
 
-def _parse_share(text: str) -> tuple[int, int]:
+def _parse_share(text: str) -> Share:
     index, _, count = text.partition("/")
-    share = int(index), int(count)
-    if not 0 <= share[0] < share[1]:
+    share = Share(int(index), int(count))
+    if not 0 <= share.index < share.count <= MAX_CARDS:
         raise ValueError(f"{text!r} is no share")
     return share
+
+
+def _parse_ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0 <= ratio <= 1:
+        raise ValueError(f"{text!r} is no ratio")
+    return ratio
 
 
 if __name__ == "__main__":

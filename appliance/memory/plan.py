@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from appliance.errors import SettingsError
+from appliance.errors import MemoryBudgetError, SettingsError
 from appliance.gguf_file import TensorInfo, open_gguf
 from appliance.memory.arena import HEADER_BYTES, ArenaPlace
 from appliance.memory.arena_file import obtainable_bytes
@@ -29,7 +29,7 @@ from appliance.memory.slots import SlotClass, deal_slots, slot_order, slots_that
 from appliance.memory.workspace import cuda_tables_bytes, cuda_workspace_bytes, kv_bytes, residency_bytes, workspace_bytes
 from appliance.models.config import ModelConfig, read_config
 from appliance.settings import MAX_CARDS, Settings, parse_cards
-from appliance.units import MIB
+from appliance.units import MIB, format_bytes
 
 DEFAULT_CONTEXT = 8192
 MIN_CONTEXT = 512
@@ -240,6 +240,12 @@ def request_from(settings: Settings) -> PlanRequest:
             f"elastic_enabled needs two cards of one kind, and there is {', '.join(cards)} alone; name two, or switch it off",
             param="elastic_enabled",
         )
+    if elastic.enabled and elastic.peer_reserve_mib and not is_gpu(cards[-1]):
+        raise SettingsError(
+            f"elastic_peer_reserve_mib leaves memory of a second GPU to others, and {cards[-1]} lies in host memory; leave it out, "
+            "or lower card_memory_mib",
+            param="elastic_peer_reserve_mib",
+        )
     return PlanRequest(
         cards=cards,
         context=settings.context,
@@ -276,9 +282,26 @@ def make_plan(config: ModelConfig, tensors: Mapping[str, TensorInfo], layout: Ar
     plan = planner.draft(request)
     shortages = _shortages(plan)
     if shortages:
+        _check_peer_reserve(planner, request, shortages[0])
         changes = [planner.change(setting, requests, shortages[0].place) for setting, requests in _alternatives(request, plan)]
         raise shortage_error(shortages[0], changes)
     return plan
+
+
+def _check_peer_reserve(planner: _Planner, request: PlanRequest, shortage: Shortage) -> None:
+    """Names the setting whose fault a shortage is. Raises MemoryBudgetError."""
+    plan = planner.draft(replace(request, peer_reserve_bytes=0))
+    second = plan.cards[-1]
+    if request.peer_reserve_bytes == 0 or shortage.place != f"card {second.card}" or _shortages(plan):
+        return
+    least_bytes = second.total_bytes - (second.slots_bytes if request.slots is None else 0)
+    free_bytes = planner.machine.gpu_bytes[second.card] - second.reserve_bytes
+    raise MemoryBudgetError(
+        f"the model does not fit: elastic_peer_reserve_mib = {request.peer_reserve_bytes // MIB} leaves card {second.card} "
+        f"{format_bytes(shortage.limit_bytes)} of the {format_bytes(free_bytes)} that are free for the engines, and it must hold at least "
+        f"{format_bytes(least_bytes)}; lower elastic_peer_reserve_mib to {(free_bytes - least_bytes) // MIB} or less",
+        param="elastic_peer_reserve_mib",
+    )
 
 
 def dense_bytes(tensors: Mapping[str, TensorInfo]) -> int:
@@ -450,7 +473,7 @@ def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, list[
         yield "kv_type", [("f16", replace(request, kv_type="f16"))]
     if request.slots:
         yield "slots", [(str(slots), replace(request, slots=slots)) for slots in (*_halves(request.slots, 1), 0)]
-    if len(request.cards) > 1:
+    if len(request.cards) > 1 and not request.is_elastic:
         yield "cards", [(request.cards[0], replace(request, cards=request.cards[:1]))]
 
 

@@ -92,24 +92,41 @@ def rank_experts(uses: FloatTable, blob_bytes: IntTable) -> IntTable:
     return np.ravel_multi_index((layers[order], experts[order]), blob_bytes.shape).astype(np.int64)
 
 
-def fill_order(uses: FloatTable, blob_bytes: IntTable, slots: Mapping[int, int], share: tuple[int, int] = (0, 1)) -> list[ExpertId]:
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of a profile's ranks one of `count` caches, at most two, takes first, so that they hold different experts."""
+
+    index: int = 0
+    count: int = 1
+    second_ratio: float = 0.5
+    """What the second of two takes of the ranks, spread evenly over them; 0.5 is every second rank."""
+
+    def takes(self, num_ranks: int) -> BoolTable:
+        """[ranks]"""
+        second_ratio = self.second_ratio if self.count > 1 else 0.0
+        of_second: BoolTable = np.diff(np.floor(np.arange(num_ranks + 1) * second_ratio)) > 0
+        return of_second if self.index == 1 else ~of_second
+
+
+WHOLE = Share()
+
+
+def fill_order(uses: FloatTable, blob_bytes: IntTable, slots: Mapping[int, int], share: Share = WHOLE) -> list[ExpertId]:
     """`fill_ranks` as experts."""
     num_experts = blob_bytes.shape[1]
     return [ExpertId(*divmod(flat, num_experts)) for flat in fill_ranks(uses, blob_bytes, slots, share).tolist()]
 
 
-def fill_ranks(uses: FloatTable, blob_bytes: IntTable, slots: Mapping[int, int], share: tuple[int, int] = (0, 1)) -> IntTable:
+def fill_ranks(uses: FloatTable, blob_bytes: IntTable, slots: Mapping[int, int], share: Share = WHOLE) -> IntTable:
     """Flat indices of the experts that fill `slots` (blob size -> number of slots), hottest first.
 
-    `share` = (index, count) makes `count` caches hold different experts: of each class's ranking this one takes the ranks
-    index, index + count, ... first, and only when those are used up the hottest of the rest.
+    Of each class's ranking the cache takes its share first, and only when that is used up the hottest of the rest.
     """
-    index, count = share
     ranking = rank_experts(uses, blob_bytes)
     chosen = np.zeros(blob_bytes.size, dtype=np.bool_)
     for nbytes, num_slots in slots.items():
         ranks = ranking[blob_bytes.flat[ranking] == nbytes]
-        own = np.arange(ranks.size) % count == index
+        own = share.takes(ranks.size)
         chosen[np.concatenate([ranks[own], ranks[~own]])[:num_slots]] = True
     return ranking[chosen[ranking]]
 

@@ -55,8 +55,9 @@ def _elastic(settings: Settings, plan: Plan, parked: tuple[str, ...], link: Path
     help_threads = ("--link-threads", str(elastic.link_threads))
     meet = ("--peer-link", str(link), *help_threads) if elastic.link else ()
     role = [("--peer-link-role", str(index)) if elastic.link else () for index in (0, 1)]
-    lead = ("--threads", str(lead_threads), "--share", "0/2", *peer, *meet, *role[0], *parked)
-    helper = ("--threads", str(helper_threads), "--share", "1/2", "--asleep", *meet, *role[1], *parked)
+    hot = ("--peer-hot", str(elastic.peer_hot_ratio))
+    lead = ("--threads", str(lead_threads), "--share", "0/2", *hot, *peer, *meet, *role[0], *parked)
+    helper = ("--threads", str(helper_threads), "--share", "1/2", *hot, "--asleep", *meet, *role[1], *parked)
     config = ElasticConfig(
         hold_s=elastic.hold_s,
         wake_limit_s=elastic.wake_limit_s,

@@ -3,6 +3,10 @@
 
 #include <cstdlib>
 
+#ifdef TANDEM_EMULATED
+#include "emulation/stream.h"
+#endif
+
 namespace nb = nanobind;
 
 void bind_cuda_attention(nb::module_& module);
@@ -18,6 +22,9 @@ void bind_cuda(nb::module_& module) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 #ifdef TANDEM_EMULATED
     module.attr("cuda_build") = "emulated";
+    module.def(
+        "emulated_hang", [](bool hangs) { tandem::emulation::health().set_hanging(hangs); }, nb::arg("hangs"),
+        "Whether the emulated cards of this process do nothing of what they are told.");
 #else
     module.attr("cuda_build") = "real";
 #endif

@@ -171,7 +171,9 @@ void bind_table(nb::module_& module) {
             "layer"_a, "expert"_a)
         .def(
             "layer_blobs", [](const CudaExpertTable& table, int layer) { return table.mirror().layer_blobs(layer); }, "layer"_a)
-        .def_prop_ro("rows_by_tier", &rows_by_tier, "Routed rows so far, by the tier that computed them.");
+        .def_prop_ro("rows_by_tier", &rows_by_tier, "Routed rows so far, by the tier that computed them.")
+        .def_prop_ro("bytes_from_arena", &CudaExpertTable::bytes_from_arena, "Copied to the card for prompts so far.")
+        .def_prop_ro("bytes_from_peer", &CudaExpertTable::bytes_from_peer, "The same from the second card's slots.");
 }
 
 void bind_cuda_program(nb::module_& module) {

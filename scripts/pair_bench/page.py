@@ -11,6 +11,8 @@ from scripts.pair_bench.limits import TokenBytes, one_limit, two_limit
 
 Found = Mapping[str, Any]
 
+TIERS = ("own", "peer", "linked", "fetched", "streamed", "host")
+
 
 @dataclass(frozen=True)
 class Aim:
@@ -90,7 +92,7 @@ def _host_ratio(rows: Found) -> float | None:
     shares = []
     for name in ("two, with link", "two, without link"):
         counters = _at(rows, name, "counters") or {}
-        routed = sum(counters.get(tier, 0) for tier in ("own", "peer", "linked", "streamed", "host"))
+        routed = sum(counters.get(tier, 0) for tier in TIERS)
         shares.append((counters.get("host", 0) + counters.get("streamed", 0)) / routed if routed else None)
     return _ratio(shares[0], shares[1])
 
@@ -182,7 +184,7 @@ def _ratio(value: float | None, base: float | None) -> float | None:
 
 
 def _tiers(counters: Mapping[str, int]) -> str:
-    rows = {tier: counters[tier] for tier in ("own", "peer", "linked", "streamed", "host") if counters.get(tier)}
+    rows = {tier: counters[tier] for tier in TIERS if counters.get(tier)}
     total = sum(rows.values()) or 1
     return ", ".join(f"{tier} {num / total:.0%}" for tier, num in rows.items())
 

@@ -24,8 +24,8 @@ LOOK_S = 0.02
 REQUEST_LIMIT_S, REST_LIMIT_S, START_LIMIT_S = 90.0, 60.0, 150.0
 """Longer than these takes nothing that goes well."""
 FILLING_S = 10.0
-"""A lane says that its cache is full only when it is asked, which happens after requests."""
-COUNTERS = ("swaps", "served_rows", "late_experts", "link_losses")
+"""Longest that idle lanes may go on saying that their slots are not full."""
+COUNTERS = ("swaps", "served_rows", "late_experts", "link_losses", "prompt_bytes_from_arena", "prompt_bytes_from_peer")
 
 
 @dataclass

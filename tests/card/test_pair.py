@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -115,13 +116,128 @@ def test_attaching_and_detaching_in_the_middle_with_swaps_changes_no_bit(model: 
         assert runner.stats()["swaps"] > 0
 
 
-def test_a_prompt_takes_experts_from_the_peers_slots(model: RandomModel, shm_dir: Path) -> None:
+PROMPT_CHUNK = 10
+
+
+@pytest.fixture(scope="module")
+def alone(model: RandomModel, shm_dir: Path) -> Logits:
+    """The last rows of each chunk of a prompt, of one card that holds everything."""
     with open_runner(model, shm_dir, slots=NUM_EXPERTS, card="cuda:0", **GPU) as runner:  # type: ignore[arg-type]
-        alone = prefill(runner, PROMPT, num_logits=8)
+        return prefill(runner, PROMPT, num_logits=8, chunk=PROMPT_CHUNK)
+
+
+def whole(runner: ModelRunner) -> Logits:
+    return prefill(runner, PROMPT, num_logits=8, chunk=PROMPT_CHUNK)
+
+
+def brought(runner: ModelRunner) -> tuple[int, int]:
+    """Bytes that prompts took from the arena, and from the second card."""
+    stats = runner.stats()
+    return stats["prompt_bytes_from_arena"], stats["prompt_bytes_from_peer"]
+
+
+def test_a_prompt_fetches_what_the_second_card_holds_from_there(model: RandomModel, shm_dir: Path, alone: Logits) -> None:
+    with with_peer(model, shm_dir) as runner:
+        assert brought(runner) == (0, 0), "the warm-up's are nobody's"
+        assert same_bits(whole(runner), alone)
+        from_arena, from_peer = brought(runner)
+        streamed = runner.stats()["rows_by_tier"]["streamed"]
+        assert from_peer == 0
+        runner.attach_peer()
+        fill(runner)
+        assert same_bits(whole(runner), alone)
+        rest, fetched = brought(runner)
+        assert fetched > 0
+        assert rest - from_arena + fetched == from_arena, "each expert comes once, from one of them"
+        rows = runner.stats()["rows_by_tier"]
+        assert rows["fetched"] > 0
+        assert rows["streamed"] - streamed + rows["fetched"] == streamed
+        assert "peer" not in rows, "the own card computes them"
+
+
+def test_with_everything_on_two_cards_a_prompt_takes_nothing_from_the_arena(model: RandomModel, shm_dir: Path, alone: Logits) -> None:
+    half = NUM_EXPERTS // 2
+    with open_runner(model, shm_dir, slots=half, share=(0, 2), peer_slots=half, card="cuda:0", **GPU) as runner:  # type: ignore[arg-type]
+        runner.attach_peer()
+        fill(runner)
+        assert same_bits(whole(runner), alone)
+        from_arena, from_peer = brought(runner)
+        assert from_arena == 0
+        assert from_peer > 0
+        assert "streamed" not in runner.stats()["rows_by_tier"]
+
+
+def test_a_prompt_reads_the_second_cards_slots_themselves(model: RandomModel, shm_dir: Path, alone: Logits) -> None:
+    """What is written over them shows in its logits."""
+    half = NUM_EXPERTS // 2
+    with open_runner(model, shm_dir, slots=half, share=(0, 2), peer_slots=half, card="cuda:0", **GPU) as runner:  # type: ignore[arg-type]
+        assert runner.peer is not None
+        runner.attach_peer()
+        fill(runner)
+        table = runner.peer._cache._table
+        for slot in range(half):
+            nbytes = table.slot(slot).nbytes
+            runner.peer._card.write(table.slot(slot), np.zeros(nbytes, dtype=np.uint8))
+        assert not same_bits(whole(runner), alone)
+
+
+def test_cards_that_do_not_reach_each_other_fetch_nothing(model: RandomModel, shm_dir: Path, alone: Logits) -> None:
+    with with_peer(model, shm_dir, peer_is_direct=False) as runner:
+        runner.attach_peer()
+        fill(runner)
+        assert same_bits(whole(runner), alone)
+        from_arena, from_peer = brought(runner)
+        assert from_arena > 0
+        assert from_peer == 0
+        assert "fetched" not in runner.stats()["rows_by_tier"]
+
+
+def test_a_prompt_whose_second_card_comes_and_goes_between_chunks_with_swaps(model: RandomModel, shm_dir: Path, alone: Logits) -> None:
+    with with_peer(model, shm_dir, max_swaps=3, policy=always(model, shm_dir)) as runner:
+        parts, fetched = [], []
+        for begin in range(0, len(PROMPT), PROMPT_CHUNK):
+            if begin // PROMPT_CHUNK % 2 == 0:
+                runner.attach_peer()
+                fill(runner)
+            else:
+                runner.detach_peer()
+            before = brought(runner)[1]
+            parts.append(prefill(runner, PROMPT[begin : begin + PROMPT_CHUNK], num_logits=8, position=begin))
+            fetched.append(brought(runner)[1] > before)
+        assert same_bits(np.concatenate(parts), alone)
+        assert fetched == [True, False, True, False]
+        assert runner.stats()["swaps"] > 0
+
+
+def test_a_prompt_that_is_interrupted_anywhere_and_run_again_changes_no_bit(model: RandomModel, shm_dir: Path, alone: Logits) -> None:
     with with_peer(model, shm_dir) as runner:
         runner.attach_peer()
         fill(runner)
-        assert same_bits(prefill(runner, PROMPT, num_logits=8), alone)
+        for delay_s in (0.0, 0.005, 0.02, 0.05, 0.1):
+            timer = threading.Timer(delay_s, runner.interrupt)
+            timer.start()
+            try:
+                whole(runner)
+            except WindowInterruptedError:
+                runner.detach_peer()  # nothing reads its slots any more
+                runner.attach_peer()
+                fill(runner)
+            timer.join()
+            assert min(runner.stats()["rows_by_tier"].values()) >= 0
+        with suppress(WindowInterruptedError):  # a late one
+            whole(runner)
+        assert same_bits(whole(runner), alone)
+
+
+def test_a_card_may_be_its_own_second_card_in_tests(model: RandomModel, shm_dir: Path, expected: Logits, alone: Logits) -> None:
+    with with_peer(model, shm_dir, peer_is_own=True) as runner:
+        runner.attach_peer()
+        fill(runner)
+        assert same_bits(one_by_one(runner, DECODED), expected)
+        assert same_bits(whole(runner), alone)
+        rows = runner.stats()["rows_by_tier"]
+        assert rows["peer"] > 0
+        assert rows["fetched"] > 0
 
 
 # The link
@@ -263,16 +379,19 @@ def test_lead_with_peer_and_link_goes_through_a_helpers_life(model: RandomModel,
 PARTNER = """
 import sys
 from pathlib import Path
-native, model, shm_dir, path = map(Path, sys.argv[1:])
+file, model, shm_dir, path = map(Path, sys.argv[1:])
 from tests.card.native_module import load_native
-load_native(native)
+load_native(file)
+from cuda_ext import _native as native
 from appliance.engine.link_options import LinkOptions
 from tests.card.test_pair import GPU, SHAPE, SLOTS
 from tests.random_models import RandomModel, open_runner
 with open_runner(RandomModel(model, SHAPE), shm_dir, slots=SLOTS, share=(1, 2), link=LinkOptions(path, 1), card="cuda:1", **GPU) as runner:
     runner.serve_link(True)
     print("serving", flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        native.emulated_hang(line == "hang\\n")
+        print("ok", flush=True)
 """
 
 
@@ -315,6 +434,16 @@ def test_a_partner_that_is_killed_in_mid_window_costs_that_window_only(model: Ra
     path.unlink()
 
 
+def asked_again(lead: ModelRunner, expected: Logits) -> bool:
+    """Whether the partner is, within some windows."""
+    before = lead.stats()["rows_by_tier"].get("linked", 0)
+    for _ in range(100):
+        assert same_bits(one_by_one(lead, DECODED), expected)
+        if lead.stats()["rows_by_tier"].get("linked", 0) > before:
+            return True
+    return False
+
+
 def test_a_partner_that_hangs_is_given_up_and_taken_up_again(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
     path = link_path(shm_dir, "0" * 64, "hangs")
     link = LinkOptions(path, 0, stuck_after_s=0.5)
@@ -325,11 +454,35 @@ def test_a_partner_that_hangs_is_given_up_and_taken_up_again(model: RandomModel,
         os.kill(partner.pid, signal.SIGSTOP)
         assert same_bits(one_by_one(lead, DECODED), expected)
         os.kill(partner.pid, signal.SIGCONT)
-        before = lead.stats()["rows_by_tier"].get("linked", 0)
-        for _ in range(100):
-            assert same_bits(one_by_one(lead, DECODED), expected)
-            if lead.stats()["rows_by_tier"].get("linked", 0) > before:
-                break
-        else:
-            pytest.fail("the partner that goes on is not asked again")
+        assert asked_again(lead, expected), "the partner goes on"
     path.unlink()
+
+
+@pytest.mark.skipif(native.cuda_build != "emulated", reason="a GPU does not hang on demand")  # type: ignore[attr-defined]
+def test_a_partner_whose_card_hangs_while_its_process_lives_is_given_up_as_soon(
+    model: RandomModel, shm_dir: Path, expected: Logits
+) -> None:
+    path = link_path(shm_dir, "0" * 64, "card")
+    link = LinkOptions(path, 0, stuck_after_s=0.5)
+    with (
+        open_runner(model, shm_dir, slots=SLOTS, share=(0, 2), link=link, card="cuda:0", **GPU) as lead,  # type: ignore[arg-type]
+        partner_process(model, shm_dir, path) as partner,
+    ):
+        assert same_bits(one_by_one(lead, DECODED[:2]), expected[:2])
+        tell(partner, "hang")
+        began = time.monotonic()
+        assert same_bits(one_by_one(lead, DECODED[2:3], 2), expected[2:3])
+        assert lead.stats()["link_losses"] == 1
+        assert time.monotonic() - began < 15, "the watchdog would have taken 20 seconds"
+        tell(partner, "go on")
+        assert asked_again(lead, expected), "the card goes on"
+    path.unlink()
+
+
+def tell(partner: subprocess.Popen[str], word: str) -> None:
+    assert partner.stdin is not None
+    assert partner.stdout is not None
+    partner.stdin.write(word + "\n")
+    partner.stdin.flush()
+    while (text := partner.stdout.readline()) != "ok\n":
+        assert text

@@ -4,11 +4,12 @@ import { count } from "./format.js";
 import { html } from "./html.js";
 import { status } from "./status.js";
 
-const TIERS = ["own", "peer", "linked", "streamed", "host"];
+const TIERS = ["own", "peer", "linked", "fetched", "streamed", "host"];
 const TIER_TITLES = {
   own: "computed from this card's expert cache",
   peer: "computed on the second card as this engine's own cache",
   linked: "computed by the other engine's card",
+  fetched: "computed on this card, weights copied from the second card",
   streamed: "computed on this card, weights read from host memory",
   host: "computed by the CPU pool from host memory",
 };

@@ -51,13 +51,20 @@ bool CudaExpertTable::all_on_cards() const {
     return std::all_of(num_placed_.begin(), num_placed_.end(), [&](int num) { return num == num_experts_; });
 }
 
-void CudaExpertTable::set_peer(CudaExpertTable& peer) {
+void CudaExpertTable::set_peer(CudaExpertTable& peer, bool in_reach) {
     require(&peer != this && peer.num_layers_ == num_layers_ && peer.num_experts_ == num_experts_,
             "the tables of a card and its peer do not fit together");
     require(std::all_of(peer.num_resident_.begin(), peer.num_resident_.end(), [](int num) { return num == 0; }),
             "a peer's table must be empty at first");
     peer_ = &peer;
+    peer_in_reach_ = in_reach;
     peer.viewer_ = this;
+}
+
+const View* CudaExpertTable::slot_in_reach(int layer, int expert) const {
+    if (!peer_in_reach_) return nullptr;
+    const int32_t slot = peer_->mirror_.entry(layer, expert);
+    return slot == ExpertTable::kAbsent ? nullptr : &peer_->mirror_.slot(slot);
 }
 
 int32_t CudaExpertTable::entry_on_card(int layer, int expert) const {
@@ -97,6 +104,14 @@ void CudaExpertTable::collect(cudaStream_t stream) const {
 void CudaExpertTable::landed() {
     const auto* rows = reinterpret_cast<const unsigned long long*>(landed_.data() + table_bytes());
     for (int tier = 0; tier < kNumTiers; tier++) rows_[tier] += static_cast<int64_t>(rows[tier]);
+    rows_[static_cast<int>(Tier::streamed)] -= fetched_rows_;
+    rows_[static_cast<int>(Tier::fetched)] += fetched_rows_;
+    fetched_rows_ = 0;
+}
+
+void CudaExpertTable::note_copied(size_t nbytes, int num_rows, bool from_peer) {
+    (from_peer ? bytes_from_peer_ : bytes_from_arena_) += static_cast<int64_t>(nbytes);
+    if (from_peer) fetched_rows_ += num_rows;
 }
 
 void CudaExpertTable::write_all() const {

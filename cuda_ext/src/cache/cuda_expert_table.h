@@ -37,8 +37,10 @@ class CudaExpertTable {
     bool all_on_cards() const;
 
     // The table of a second card, looked up where this one has nothing. Before the first run; both tables live equally long.
-    void set_peer(CudaExpertTable& peer);
-    CudaExpertTable* peer() const { return peer_; }
+    // `in_reach`: whether this card may copy from the other's slots.
+    void set_peer(CudaExpertTable& peer, bool in_reach);
+    // The second card's slot that an expert may be copied from, or null.
+    const View* slot_in_reach(int layer, int expert) const;
     // Whose peer this table is, or null.
     CudaExpertTable* viewer() const { return viewer_; }
     // What this card's own entry should read: a slot, kAtPeer or kAbsent.
@@ -63,6 +65,12 @@ class CudaExpertTable {
     const View& uses() const { return landed_; }
     int64_t rows(Tier tier) const { return rows_[static_cast<int>(tier)]; }
 
+    // What a prompt's chunk copied to the card for an expert that `num_rows` rows use, from the arena or from the second card. The
+    // router counts both as streamed.
+    void note_copied(size_t nbytes, int num_rows, bool from_peer);
+    int64_t bytes_from_arena() const { return bytes_from_arena_; }
+    int64_t bytes_from_peer() const { return bytes_from_peer_; }
+
     // Entries of the mirror, all of them, to the card. Blocks.
     void write_all() const;
 
@@ -74,6 +82,7 @@ class CudaExpertTable {
     cudaStream_t stream_;
     CudaExpertTable* peer_ = nullptr;
     CudaExpertTable* viewer_ = nullptr;
+    bool peer_in_reach_ = false;
     std::function<void()> settle_;
     View slots_;
     View uses_;
@@ -84,6 +93,9 @@ class CudaExpertTable {
     std::map<size_t, const uint8_t*> slot_bases_;  // by blob size
     std::map<size_t, const uint8_t*> next_slots_;  // where the next slot of that size must lie
     std::array<int64_t, kNumTiers> rows_{};
+    int64_t fetched_rows_ = 0;  // among the streamed ones that the next collection brings
+    int64_t bytes_from_arena_ = 0;
+    int64_t bytes_from_peer_ = 0;
 };
 
 }  // namespace tandem

@@ -200,10 +200,6 @@ Ticket CudaCard::copy(const View& to, const View& from, Ticket after) {
 }
 
 void CudaCard::enqueue_copy(std::byte* to, const View& from) {
-    if (!from.buffer->on_host()) {  // of another card
-        CUDA_CHECK(cudaMemcpyAsync(to, from.data(), from.nbytes, cudaMemcpyDefault, copy_));
-        return;
-    }
     for (size_t done = 0; done < from.nbytes;) {
         const size_t rest = from.nbytes - done;
         const size_t step = pinned_ ? std::min(rest, pinned_->copyable_bytes(from.data() + done)) : rest;

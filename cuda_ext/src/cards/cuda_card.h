@@ -98,7 +98,7 @@ class CudaCard {
     float streamed_ratio() const { return streamed_ratio_; }
     void set_streamed_ratio(float ratio);
 
-    // Enqueues the copy of a blob on the copy stream.
+    // Enqueues the copy of a blob in host memory on the copy stream.
     void enqueue_copy(std::byte* to, const View& from);
     // Copies a blob on the copy stream, not before update `after` has been passed. Throws std::invalid_argument if sizes differ.
     Ticket copy(const View& to, const View& from, Ticket after);

@@ -37,16 +37,20 @@ ExpertRing::ExpertRing(CudaCard& card, View memory, int num_experts)
       staged_(pinned(num_experts * sizeof(ExpertRows))),
       staged_counts_(pinned(num_experts * sizeof(int32_t))),
       routed_(new_event()) {
+    CUDA_CHECK(cudaStreamCreateWithFlags(&from_peer_, cudaStreamNonBlocking));
     for (int buffer = 0; buffer < kBuffers; buffer++) {
         filled_[buffer] = new_event();
+        peer_filled_[buffer] = new_event();
         released_[buffer] = new_event();
     }
 }
 
 ExpertRing::~ExpertRing() {
+    cudaStreamDestroy(from_peer_);
     cudaEventDestroy(routed_);
     for (int buffer = 0; buffer < kBuffers; buffer++) {
         cudaEventDestroy(filled_[buffer]);
+        cudaEventDestroy(peer_filled_[buffer]);
         cudaEventDestroy(released_[buffer]);
     }
 }
@@ -66,13 +70,20 @@ std::byte* ExpertRing::place(int buffer, size_t blob_bytes, int index) const {
 
 void ExpertRing::begin(int buffer) {
     CUDA_CHECK(cudaStreamWaitEvent(card_.copy_stream(), released_[buffer], 0));
+    CUDA_CHECK(cudaStreamWaitEvent(from_peer_, released_[buffer], 0));
 }
 
-void ExpertRing::copy(std::byte* to, const View& blob) {
+void ExpertRing::copy_from_arena(std::byte* to, const View& blob) {
     card_.enqueue_copy(to, blob);
 }
 
+void ExpertRing::copy_from_peer(std::byte* to, const View& slot) {
+    CUDA_CHECK(cudaMemcpyAsync(to, slot.data(), slot.nbytes, cudaMemcpyDefault, from_peer_));
+}
+
 void ExpertRing::landed(int buffer) {
+    CUDA_CHECK(cudaEventRecord(peer_filled_[buffer], from_peer_));
+    CUDA_CHECK(cudaStreamWaitEvent(card_.compute_stream(), peer_filled_[buffer], 0));
     CUDA_CHECK(cudaEventRecord(filled_[buffer], card_.copy_stream()));
     CUDA_CHECK(cudaStreamWaitEvent(card_.compute_stream(), filled_[buffer], 0));
 }
@@ -201,11 +212,15 @@ void ExpertsStep::stream_missing(const cuda::ExpertsPromptProblem& problem, cons
     for (size_t begin = 0; begin < missing.size();) begin = stream_batch(problem, missing, begin, run.stream);
 }
 
-// The second card's slot is nearer than the arena.
-View ExpertsStep::source_of(int expert) const {
-    const CudaExpertTable* peer = table_->peer();
-    const int32_t slot = peer ? peer->mirror().entry(layer_, expert) : ExpertTable::kAbsent;
-    return slot == ExpertTable::kAbsent ? table_->mirror().blob(layer_, expert) : peer->mirror().slot(slot);
+// The second card's slot is nearer than the arena. It holds what the table says until the run has ended.
+void ExpertsStep::fetch(std::byte* place, const ExpertRows& rows) const {
+    const View* slot = table_->slot_in_reach(layer_, rows.expert);
+    const View blob = table_->mirror().blob(layer_, rows.expert);
+    if (slot)
+        ring_->copy_from_peer(place, *slot);
+    else
+        ring_->copy_from_arena(place, blob);
+    table_->note_copied(blob.nbytes, rows.count, slot != nullptr);
 }
 
 size_t ExpertsStep::stream_batch(const cuda::ExpertsPromptProblem& problem, const std::vector<ExpertRows>& missing, size_t begin,
@@ -218,7 +233,7 @@ size_t ExpertsStep::stream_batch(const cuda::ExpertsPromptProblem& problem, cons
     ring_->begin(buffer);
     for (size_t i = begin; i < end; i++) {
         std::byte* place = ring_->place(buffer, blob_bytes, static_cast<int>(i - begin));
-        ring_->copy(place, source_of(missing[i].expert));
+        fetch(place, missing[i]);
         ring_->staged()[i] = missing[i];
         ring_->staged()[i].blob = reinterpret_cast<const uint8_t*>(place);
         num_pairs += missing[i].count;

@@ -12,8 +12,9 @@
 
 namespace tandem {
 
-// Through which the experts that a prompt misses come to the card: buffers of a few blobs each, filled by the copy stream while
-// the compute stream works on others. One per program, shared by its layers. Confined to the engine loop.
+// Through which the experts that a prompt misses come to the card: buffers of a few blobs each, filled while the compute stream
+// works on others. What the second card's slots hold comes from there on a stream of its own, beside what comes from the arena on
+// the copy stream: two ways that do not share a wire. One per program, shared by its layers. Confined to the engine loop.
 class ExpertRing {
   public:
     static constexpr int kBuffers = 3;
@@ -30,7 +31,8 @@ class ExpertRing {
 
     // Copies wait until the compute stream has released the buffer.
     void begin(int buffer);
-    void copy(std::byte* to, const View& blob);
+    void copy_from_arena(std::byte* to, const View& blob);
+    void copy_from_peer(std::byte* to, const View& slot);
     // The compute stream waits until the copies have landed.
     void landed(int buffer);
     void release(int buffer);
@@ -50,8 +52,10 @@ class ExpertRing {
     View counts_;
     View staged_;
     View staged_counts_;
+    cudaStream_t from_peer_ = nullptr;
     cudaEvent_t routed_ = nullptr;
-    std::array<cudaEvent_t, kBuffers> filled_{};
+    std::array<cudaEvent_t, kBuffers> filled_{};       // as far as the arena is concerned
+    std::array<cudaEvent_t, kBuffers> peer_filled_{};  // and the second card
     std::array<cudaEvent_t, kBuffers> released_{};
 };
 
@@ -85,7 +89,7 @@ class ExpertsStep final : public Step {
     cuda::ExpertsPromptProblem prompt_problem() const;
     void compute(const cuda::ExpertsPromptProblem& problem, int num_pairs, int num_experts, cudaStream_t stream) const;
     void stream_missing(const cuda::ExpertsPromptProblem& problem, const PromptRun& run) const;
-    View source_of(int expert) const;
+    void fetch(std::byte* place, const ExpertRows& rows) const;
     // Streams experts from `begin` of `missing` on; returns the first that did not fit.
     size_t stream_batch(const cuda::ExpertsPromptProblem& problem, const std::vector<ExpertRows>& missing, size_t begin,
                         cudaStream_t stream) const;

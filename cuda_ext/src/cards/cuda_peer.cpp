@@ -30,7 +30,7 @@ CudaPeer::CudaPeer(std::shared_ptr<CudaProgram> program, std::shared_ptr<CudaExp
       asked_(link::Channel::in(asked_memory_.data(), geometry_)),
       answered_(link::Channel::in(answered_memory_.data(), geometry_)) {
     card_->share_pinned(program_->card());
-    table_->set_peer(*peer_table_);
+    table_->set_peer(*peer_table_, direct);
     const bool shares_card = card_->device() == program_->card().device();
     program_->set_source(cuda::kPeerSource, cuda::MissPost::of(asked_, answered_), shares_card);
     server_ = std::make_unique<CudaRowServer>(*card_, *peer_table_, program_->host_layers(), geometry_,

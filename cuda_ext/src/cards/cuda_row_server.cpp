@@ -138,7 +138,8 @@ void CudaRowServer::work() {
     int naps = 0;
     while (!ending_) {
         const uint32_t done = answered();
-        naps = done == seen ? naps + 1 : 0;
+        const bool progresses = done != seen;
+        naps = progresses ? 0 : naps + 1;
         seen = done;
         try {
             if (enqueued_ - done <= kDepth / 2)
@@ -147,7 +148,7 @@ void CudaRowServer::work() {
             failed_ = true;
             return;
         }
-        if (beat_) beat_();
+        if (beat_ && (progresses || !is_behind(done))) beat_();
         std::this_thread::sleep_for(naps < kNapsBeforeSleep ? kNap : kSleep);
     }
 }

@@ -36,7 +36,8 @@ class CudaRowServer {
     CudaRowServer(const CudaRowServer&) = delete;
     CudaRowServer& operator=(const CudaRowServer&) = delete;
 
-    // Called by the server's thread from time to time while it runs.
+    // Called by the server's thread from time to time while it runs, but not while the card leaves a request unanswered. Requests
+    // must lie in host memory.
     void set_beat(std::function<void()> beat) { beat_ = std::move(beat); }
 
     // Answers what is asked from here on. `last`: the number of the last request that is answered already.
@@ -63,6 +64,7 @@ class CudaRowServer {
     void work();
     void enqueue(uint32_t number);
     uint32_t answered() const;
+    bool is_behind(uint32_t done) const { return static_cast<int32_t>(link::load(requests_.asked.words->seq) - done) > 0; }
     void release();
 
     CudaCard& card_;

@@ -134,6 +134,7 @@ void CUstream_st::work() {
         jobs_.pop_front();
         busy_ = true;
         lock.unlock();
+        poll_until([] { return !health().hangs(); });
         job();
         lock.lock();
         busy_ = false;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -33,10 +34,14 @@ class Health {
     void reset();
     bool failed() const;
     std::string message() const;
+    // Cards that hang begin nothing new.
+    void set_hanging(bool hangs) { hangs_ = hangs; }
+    bool hangs() const { return hangs_; }
 
   private:
     mutable std::mutex mutex_;
     std::optional<std::string> message_;
+    std::atomic<bool> hangs_{false};
 };
 
 Health& health();
