@@ -13,6 +13,8 @@ from scripts.pair_bench.streams import Bench, Stream
 Row = dict[str, Any]
 LONG = 6
 """The stream during which the helper wakes has so many times the tokens of others; the second comes after a sixth of them."""
+SILENCE_S = 0.015
+"""Shorter ones are of no interest."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def measure_wake(bench: Bench, sizes: Sizes) -> Wake:
         "second_tokens_per_s": _rounded(second.rate()),
         "second_first_token_s": round(began - asked, 4),
         "of_which": {**bench.wake_parts(), "prompt_s": round(second.prompt_ms / 1000, 4)},
+        "silences_s": [[round(at_s - asked, 3), round(gap_s, 4)] for at_s, gap_s in first.silences(SILENCE_S)],
     }
     return Wake(row, first, second)
 

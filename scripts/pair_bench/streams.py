@@ -48,6 +48,12 @@ class Stream:
         return max(gaps, default=0.0)
 
 
+    def silences(self, least_s: float) -> list[tuple[float, float]]:
+        """When each silence of at least so long began, and how long it was."""
+        pairs = zip(self.token_s, self.token_s[1:], strict=False)
+        return [(a, b - a) for a, b in pairs if b - a >= least_s]
+
+
 @dataclass(frozen=True)
 class Underway:
     """A request that was sent."""
