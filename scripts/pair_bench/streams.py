@@ -47,7 +47,6 @@ class Stream:
         gaps = [b - a for a, b in zip(self.token_s, self.token_s[1:], strict=False) if b >= first_s and a <= last_s]
         return max(gaps, default=0.0)
 
-
     def silences(self, least_s: float) -> list[tuple[float, float]]:
         """When each silence of at least so long began, and how long it was."""
         pairs = zip(self.token_s, self.token_s[1:], strict=False)

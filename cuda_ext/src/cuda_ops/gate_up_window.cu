@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     if (fetches) ring.run(items, lane);
 }
 
-// One stage for each warp; no warps where it does not fit.
+// One stage for each warp, since a stage more costs as many instructions as its rows; no warps where it does not fit.
 RingPlan plan_single_stage(size_t available, int num_warps, int rows, size_t rows_bytes) {
     if (rows > kMaxGateUpStageRows) return {};
     const size_t stage = stage_bytes(rows, rows_bytes, 2), all = num_warps * (stage + sizeof(device::StagedCopy));
@@ -161,7 +161,8 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     const size_t scratch_bytes = plan.wants_values() ? 0 : plan.norm_rows * value_bytes;
     for (const size_t limit : {card.modest_shared_bytes(kSharedPercent), card.block_shared_bytes}) {
         if (limit < plan.rings + scratch_bytes) continue;
-        plan.ring_plan = plan_single_stage(limit - plan.rings, num_warps, share_rows, rows_bytes);
+        for (int rows = share_rows; rows > share_rows / 2 && plan.ring_plan.num_warps == 0; rows--)
+            plan.ring_plan = plan_single_stage(limit - plan.rings, num_warps, rows, rows_bytes);
         if (plan.ring_plan.num_warps > 0) break;
         plan.ring_plan = plan_rings(limit - plan.rings, {num_warps, 2, kGateUpStageRows}, rows_bytes, 2);
         if (plan.ring_plan.num_stages >= 2) break;
