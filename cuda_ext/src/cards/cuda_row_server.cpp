@@ -7,6 +7,7 @@
 #include "cards/cuda_check.h"
 #include "cards/cuda_driver.h"
 #include "cards/cuda_steps.h"
+#include "ops/activations.h"
 
 namespace tandem {
 
@@ -52,7 +53,13 @@ CudaRowServer::CudaRowServer(CudaCard& card, const CudaExpertTable& table, const
         fetched_ = on_card(nbytes);
         asked = link::Channel::in(fetched_.data(), geometry);
         const void* end = wants_values ? static_cast<const void*>(asked.rows) : asked.values;
-        fetched_bytes_ = static_cast<const std::byte*>(end) - reinterpret_cast<const std::byte*>(asked.request);
+        const auto units_to = [&](const void* place) {
+            return static_cast<int32_t>((static_cast<const std::byte*>(place) - reinterpret_cast<const std::byte*>(asked.request)) / 16);
+        };
+        fetch_.num_units = fetch_.one_row_units = units_to(end);
+        if (!wants_values) fetch_.one_row_units = units_to(asked.groups + groups_of(geometry.hidden));
+        fetch_.from = reinterpret_cast<const uint4*>(requests.asked.request);
+        fetch_.to = reinterpret_cast<uint4*>(asked.request);
     }
     problem_.post = cuda::MissPost::of(asked, requests.answered);
     problem_.layers = layers_.as<const cuda::ServedLayer>();
@@ -156,9 +163,7 @@ void CudaRowServer::work() {
 void CudaRowServer::enqueue(uint32_t number) {
     const auto sequence = reinterpret_cast<CUdeviceptr>(&requests_.asked.words->seq);
     CUDA_DRIVER_CHECK(driver().stream_wait_value(stream_, sequence, number, CU_STREAM_WAIT_VALUE_GEQ));
-    if (requests_.fetches)
-        CUDA_CHECK(
-            cudaMemcpyAsync(problem_.post.request, requests_.asked.request, fetched_bytes_, cudaMemcpyHostToDevice, stream_));
+    if (requests_.fetches) cuda::fetch_request(fetch_, stream_);
     cuda::serve_window(problem_, number, stream_);
 }
 

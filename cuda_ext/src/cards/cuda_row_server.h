@@ -24,7 +24,7 @@ class CudaRowServer {
     struct Requests {
         link::Channel asked;     // where the other side writes, at addresses that `card` can read
         link::Channel answered;  // where rows and `done` go, at addresses that it can write
-        bool fetches;            // the requests lie in host memory: they are copied to the card first
+        bool fetches;            // the requests lie in host memory: a kernel copies them to the card first
         bool shares_card;        // windows run on the card, too
     };
 
@@ -74,7 +74,7 @@ class CudaRowServer {
     View state_;
     View counts_;   // mapped
     View fetched_;  // a channel on the card
-    size_t fetched_bytes_ = 0;
+    cuda::RequestFetch fetch_{};
     cuda::ServeProblem problem_{};
     cudaStream_t stream_ = nullptr;
     std::function<void()> beat_;

@@ -176,7 +176,22 @@ __global__ void __launch_bounds__(kWindowThreads, 2) serve_down_kernel(const __g
     if (is_last && thread == 0) answer(p, list, number, is_sound);
 }
 
+__device__ __forceinline__ void fetch_units(const RequestFetch& p, int begin, int end) {
+#pragma unroll 2
+    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kWindowThreads) p.to[i] = __ldcv(p.from + i);
+}
+
+__global__ void __launch_bounds__(kWindowThreads) fetch_kernel(const __grid_constant__ RequestFetch p) {
+    fetch_units(p, 0, p.one_row_units);
+    __syncthreads();
+    if (reinterpret_cast<const link::Request*>(p.to)->num_rows > 1) fetch_units(p, p.one_row_units, p.num_units);
+}
+
 }  // namespace
+
+void fetch_request(const RequestFetch& fetch, cudaStream_t stream) {
+    device::launch({dim3(1), dim3(kWindowThreads), 0, stream, false}, fetch_kernel, fetch);
+}
 
 ServedLayer plan_served(const ServedShape& shape, int num_rows, const CardShape& card, bool shares_card) {
     CardShape part = card;

@@ -66,6 +66,17 @@ ServedLayer plan_served(const ServedShape& shape, int num_rows, const CardShape&
 // Sizes of the launches that fit all of the layers.
 void size_launches(ServeProblem& problem, const std::vector<ServedLayer>& layers);
 
+// A request as it lies in memory, from link::Request on: 16-byte units of everything, and of what a request of one row has.
+struct RequestFetch {
+    const uint4* from;
+    uint4* to;
+    int32_t num_units;
+    int32_t one_row_units;
+};
+
+// Brings a request nearer. By a kernel, since the copy engine's queue may hold gigabytes for the slots.
+void fetch_request(const RequestFetch& fetch, cudaStream_t stream);
+
 // Answers request `number`, which the stream has waited for.
 void serve_window(const ServeProblem& problem, uint32_t number, cudaStream_t stream);
 
