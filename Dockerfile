@@ -49,13 +49,6 @@ RUN /opt/tandem/bin/python -m pip install --no-build-isolation --no-deps . \
     && find /opt/tandem -name '*.a' -delete
 
 FROM ${BASE_IMAGE}
-ARG VERSION=unknown
-ARG REVISION=unknown
-LABEL org.opencontainers.image.title="Tandem" \
-      org.opencontainers.image.description="Serves one large Mixture-of-Experts model from a GGUF file on a pair of cards, to two requests at once." \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates libstdc++6 python3 \
@@ -83,3 +76,11 @@ WORKDIR /data
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10s --retries=3 CMD ["python3", "-m", "appliance.probe", "/livez"]
 ENTRYPOINT ["tandem"]
 CMD ["serve"]
+# Last, since they change with every commit.
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Tandem" \
+      org.opencontainers.image.description="Serves one large Mixture-of-Experts model from a GGUF file on a pair of cards, to two requests at once." \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"

@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from scripts.container.engine import NoEngineError, running_engine
         from scripts.container.smoke import SmokeFailedError
     except ModuleNotFoundError as error:
-        return _skip(f"the package {error.name} is not installed; make image installs what is missing, and docker build . needs none of this")
+        return _skip(
+            f"the package {error.name} is not installed; make image installs what is missing, and docker build . needs none of this"
+        )
     if options.verb == "all" and (missing := missing_for_local_base()):
         return _skip(missing)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an engine of our own must not outlive us

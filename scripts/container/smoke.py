@@ -47,6 +47,7 @@ def smoke_image(engine: Engine, tag: str) -> Iterator[str]:
             yield _ask_two_at_once(server)
             yield _kill_an_engine(server)
             yield _end_in_mid_stream(server)
+        yield _as_a_pair(engine, tag)
         yield _end_early(engine, tag)
         yield _too_small(engine, tag)
         yield _no_such_card(engine, tag)
@@ -153,6 +154,26 @@ def _end_in_mid_stream(server: Server) -> str:
         state["ExitCode"] == 0 and not state["OOMKilled"], f"SIGTERM ended the container with {state['ExitCode']}: {server.last_words()}"
     )
     return f"SIGTERM in mid-answer: the answer came whole, all {len(processes)} processes ended in {seconds:.1f} s, exit code 0"
+
+
+def _as_a_pair(engine: Engine, tag: str) -> str:
+    """The elastic pair in the same hardened container: link file, parked conversations and watching each other's processes."""
+    with hardened(engine, tag, Hardened(command=("serve", "--elastic-enabled", "true"))) as server:
+        server.wait_for(lambda: _pair(server) == ("asleep", 0), "the helper asleep")
+        _ask_two_at_once(server)
+        server.wait_for(lambda: _pair(server) == ("awake", 1), "both awake after two questions at once", 10)
+        lanes = server.get("/status")[1]["lanes"]
+        tiers = {tier: sum(lane["stats"]["rows_by_tier"].get(tier, 0) for lane in lanes) for tier in ("peer", "linked")}
+        _require(any(tiers.values()), f"the two cards did nothing for each other: {tiers}")
+        left = server.run("sh", "-c", "ls /dev/shm").split()
+    _require(any(name.endswith(".link") for name in left), f"there is no link in /dev/shm, only {left}")
+    return f"as an elastic pair: woken by the second question, rows by the other card: {tiers}"
+
+
+def _pair(server: Server) -> tuple[str, int]:
+    pair = server.get("/status")[1].get("pair") or {}
+    _require(not pair.get("failed_wakes"), f"the helper did not wake: {pair.get('reason')}")
+    return str(pair.get("phase")), int(pair.get("wakes", 0))
 
 
 def _end_early(engine: Engine, tag: str) -> str:
