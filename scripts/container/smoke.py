@@ -103,7 +103,12 @@ def _ask_two_at_once(server: Server) -> str:
         both.wait()
         first, text = None, ""
         stream: Any = _client(server).chat.completions.create(
-            model="default", messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True, max_tokens=200
+            model="default",
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            stream=True,
+            max_tokens=400,
+            extra_body={"ignore_eos": True},  # long enough for the other one to begin meanwhile, also on a busy machine
         )
         for chunk in stream:
             if chunk.choices and chunk.choices[0].delta.content:
@@ -159,6 +164,7 @@ def _end_in_mid_stream(server: Server) -> str:
 def _as_a_pair(engine: Engine, tag: str) -> str:
     """The elastic pair in the same hardened container: link file, parked conversations and watching each other's processes."""
     with hardened(engine, tag, Hardened(command=("serve", "--elastic-enabled", "true"))) as server:
+        server.wait_until_both_idle()
         server.wait_for(lambda: _pair(server) == ("asleep", 0), "the helper asleep")
         _ask_two_at_once(server)
         server.wait_for(lambda: _pair(server) == ("awake", 1), "both awake after two questions at once", 10)
