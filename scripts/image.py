@@ -103,8 +103,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpus", action="store_true", help="give the container all GPUs")
     parser.add_argument("--shm", default="2g", help="size of its /dev/shm")
     parser.add_argument("--models", type=Path, help="folder that is /models in it")
-    parser.add_argument("serve", nargs="*", help="options of tandem serve")
-    return parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end])
+    options.serve = words[end + 1 :]
+    return options
 
 
 if __name__ == "__main__":
