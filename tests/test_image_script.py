@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import image
 from scripts.container import base
 from tests.real_server import ROOT
 
@@ -29,6 +30,12 @@ def test_without_an_engine_it_is_skipped_with_a_reason(verb: str, tmp_path: Path
 
 def test_a_wrong_verb_is_refused(tmp_path: Path) -> None:
     assert run("bild", path=tmp_path).returncode == 2
+
+
+def test_what_stands_behind_two_dashes_goes_to_the_server() -> None:
+    options = image._parse(["run", "--shm", "4g", "--", "/models", "--context", "512"])
+    assert (options.verb, options.shm) == ("run", "4g")
+    assert options.serve == ["/models", "--context", "512"]
 
 
 def test_a_machine_that_is_no_debian_makes_no_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class BuildOptions:
     architectures: str | None
     base: str | None
     build_base: str | None
+    jobs: int | None
     with_local_base: bool
 
 
@@ -42,6 +43,7 @@ def build_image(client: docker.DockerClient, options: BuildOptions, say: Callabl
     arguments = {
         "TANDEM_CUDA": options.cuda,
         "CUDA_ARCHITECTURES": options.architectures,
+        "BUILD_JOBS": None if options.jobs is None else str(options.jobs),
         "BASE_IMAGE": options.base or base,
         "BUILD_BASE_IMAGE": options.build_base or base,
         "VERSION": tomllib.loads((options.root / "pyproject.toml").read_text())["project"]["version"],

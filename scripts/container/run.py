@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from docker.models.containers import Container
 from docker.types import DeviceRequest
 
 from scripts.container.engine import Engine
@@ -30,13 +30,18 @@ def run_image(engine: Engine, tag: str, gpus: bool, shm: str, models: Path | Non
     container = engine.client().containers.run(
         tag, ["serve", *options], detach=True, read_only=True, cap_drop=["ALL"], shm_size=shm, volumes=volumes, **how
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _follow(container)
+    finally:
+        container.remove(force=True)
+
+
+def _follow(container: Container) -> int:
+    """Its exit code; an interrupt stops it first."""
     try:
         for text in container.logs(stream=True, follow=True):
             sys.stderr.buffer.write(text)
             sys.stderr.flush()
     except KeyboardInterrupt:
         container.stop(timeout=STOP_LIMIT_S)
-    code = int(container.wait()["StatusCode"])
-    container.remove()
-    return code
+    return int(container.wait()["StatusCode"])

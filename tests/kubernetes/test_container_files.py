@@ -84,3 +84,27 @@ def test_what_the_image_is_made_of_is_in_its_context() -> None:
     for path in copied:
         assert (ROOT / path).exists()
         assert any(path == entry or path.startswith(f"{entry}/") for entry in allowed), path
+
+
+def test_the_image_is_built_for_the_architectures_of_the_native_module() -> None:
+    listed = re.search(r"^ARG CUDA_ARCHITECTURES=(\S+)$", DOCKERFILE, re.MULTILINE)
+    default = re.search(r"set\(CMAKE_CUDA_ARCHITECTURES (.+?)\)", (ROOT / "cuda_ext" / "CMakeLists.txt").read_text())
+    assert listed
+    assert default
+    assert listed[1].split(";") == default[1].split()
+
+
+def test_the_image_asks_for_the_parts_of_the_driver_but_for_no_gpu() -> None:
+    """A container that asks for none, on a node whose engine has NVIDIA's run time, is given none."""
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in DOCKERFILE
+    assert "NVIDIA_VISIBLE_DEVICES" not in DOCKERFILE
+
+
+def test_the_pages_commands_are_what_the_server_takes() -> None:
+    page = (ROOT / "docs" / "container.md").read_text().replace("\\\n", " ")
+    served = [line.partition("#")[0].split(" tandem:dev ", 1)[1].split() for line in page.splitlines() if " tandem:dev serve" in line]
+    assert len(served) == 2
+    for verb, model, *options in served:
+        names = [option.removeprefix("--").replace("-", "_") for option in options[::2]]
+        settings = load_settings({"model": model, **dict(zip(names, options[1::2], strict=True))}, environment={})
+        assert (verb, str(settings.model)) == ("serve", "/models")

@@ -5,6 +5,7 @@
 {{- include "tandem.checkModel" . -}}
 {{- include "tandem.checkMemory" . -}}
 {{- include "tandem.checkSettings" . -}}
+{{- include "tandem.checkElastic" . -}}
 {{- include "tandem.checkStorage" . -}}
 {{- include "tandem.checkAccess" . -}}
 {{- include "tandem.checkEnd" . -}}
@@ -18,8 +19,15 @@
 {{- if and (eq .Values.cards "host") .Values.gpu.products -}}
 {{- fail "cards is host, but gpu.products asks for nodes with GPUs; leave gpu.products empty or set cards to cuda" -}}
 {{- end -}}
+{{- if and (eq .Values.cards "host") (eq .Values.gpu.peerCheck "require") -}}
+{{- fail "cards is host, but gpu.peerCheck is require: there are no GPUs to try; set gpu.peerCheck to off or cards to cuda" -}}
+{{- end -}}
 {{- if and (eq .Values.gpu.peerCheck "require") (ne (int .Values.gpu.count) 2) -}}
 {{- fail (printf "gpu.peerCheck is require, but gpu.count is %d: there is no second card to reach; set gpu.count to 2 or gpu.peerCheck to off" (int .Values.gpu.count)) -}}
+{{- end -}}
+{{- $request := float64 (include "tandem.cores" .Values.cpu.request) -}}
+{{- if and .Values.cpu.limit (lt (float64 (include "tandem.cores" .Values.cpu.limit)) $request) -}}
+{{- fail (printf "cpu.limit is %s, but cpu.request is %s; raise the limit, lower the request, or leave the limit empty" .Values.cpu.limit .Values.cpu.request) -}}
 {{- end -}}
 {{- if and $dra (semverCompare "<1.34.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "gpu.dra.enabled needs Kubernetes 1.34, but this cluster has %s; use the device plugin instead" .Capabilities.KubeVersion.Version) -}}
@@ -73,6 +81,26 @@
 {{- end -}}
 {{- if and .Values.virtualService.enabled .Values.settings.url_prefix -}}
 {{- fail "settings.url_prefix is set by virtualService.prefix; leave it out of settings" -}}
+{{- end -}}
+{{- end }}
+
+{{/* What the server would refuse at its start: better no pod than one that begins again and again. */}}
+{{- define "tandem.checkElastic" -}}
+{{- $settings := .Values.settings -}}
+{{- $elastic := $settings.elastic | default dict -}}
+{{- if $elastic.enabled -}}
+{{- if and (eq .Values.cards "cuda") (ne (int .Values.gpu.count) 2) -}}
+{{- fail (printf "settings.elastic.enabled needs two cards, but gpu.count is %d; set gpu.count to 2 or leave elastic out" (int .Values.gpu.count)) -}}
+{{- end -}}
+{{- if not (or (dig "peer" true $elastic) (dig "link" true $elastic)) -}}
+{{- fail "settings.elastic with neither peer nor link would only make the helper sleep; switch one of them on, or leave elastic out" -}}
+{{- end -}}
+{{- if and (hasKey $settings "slots") (not (kindIs "invalid" $settings.slots)) (eq (int $settings.slots) 0) -}}
+{{- fail "settings.elastic.enabled needs expert slots to share, but settings.slots is 0; raise slots or leave elastic out" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $settings.chunk $settings.context (gt (int $settings.chunk) (int $settings.context)) -}}
+{{- fail (printf "settings.chunk (%d) is larger than settings.context (%d); lower chunk" (int $settings.chunk) (int $settings.context)) -}}
 {{- end -}}
 {{- end }}
 

@@ -12,6 +12,16 @@
 {{- mulf (float64 $number) (get $factors $unit) | ceil | int64 -}}
 {{- end }}
 
+{{/* "1500m" -> 1.5 */}}
+{{- define "tandem.cores" -}}
+{{- $text := toString . -}}
+{{- if hasSuffix "m" $text -}}
+{{- divf (float64 (trimSuffix "m" $text)) 1000.0 -}}
+{{- else -}}
+{{- float64 ($text | default "0") -}}
+{{- end -}}
+{{- end }}
+
 {{/* The arena holds the experts, which are less than the files; so the files' size with a fiftieth to spare always suffices. */}}
 {{- define "tandem.arenaMiB" -}}
 {{- mulf .Values.model.sizeGiB 1024.0 | ceil | int64 -}}
