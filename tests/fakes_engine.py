@@ -33,7 +33,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -174,8 +174,9 @@ class FakeRunner:
             raise MemoryBudgetError("the fake second card is taken")
         self.peer_experts = self.model.slots
 
-    def detach_peer(self) -> None:
+    def detaching_peer(self) -> Iterator[None]:
         self.peer_experts = 0
+        yield
 
     def serve_link(self, serving: bool) -> None:
         self.link_serving = serving

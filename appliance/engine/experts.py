@@ -12,7 +12,7 @@ meanwhile. First come those that no card holds, hottest first, then copies of wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -30,6 +30,9 @@ from cuda_ext import _native as native
 FILL_BYTES = 128 * MIB
 MIN_FILLS, MAX_FILLS = 8, 64
 """Experts on their way into empty slots at one time: what so many bytes are, within these numbers."""
+
+GIVEN_BYTES = 4096 * MIB
+"""Given back to the system at one time: some 10 ms of a GPU's."""
 
 _ABSENT = -1
 
@@ -190,15 +193,28 @@ class ExpertCache:
         return given_bytes
 
     def _give_back_all(self) -> None:
-        """In one piece: a window waits for it."""
+        for _ in self.giving_back_all():
+            pass
+
+    def giving_back_all(self) -> Iterator[None]:
+        """Gives the memory of all slots back, a part at every step, so that no window waits long.
+
+        No slot can be found any more after the first step; the memory is with the system when the steps end. Nothing else may be
+        asked of the cache until then.
+        """
+        self._has_more_fills = False
+        self.settle()
         evicted = [(*place, _ABSENT) for place in self._slot_of]
         self._slot_of.clear()
         self._resident[:] = False
-        self._card.wait(self._card.update(self._table, evicted))
-        for memory in self._memories:
-            memory.discard()
         self._free_slots = {size: [] for size in self._numbers}
         self._given_slots = {size: list(numbers) for size, numbers in self._numbers.items()}
+        self._card.wait(self._card.update(self._table, evicted))
+        yield
+        for memory in self._memories:
+            for begin in range(0, memory.nbytes, GIVEN_BYTES):
+                memory.part(begin, min(GIVEN_BYTES, memory.nbytes - begin)).discard()
+                yield
 
     def take_again(self, order: Iterable[int]) -> None:
         """Takes the memory of all slots again. The next boundaries fill them in `order`, flat indices (layer * experts + expert).

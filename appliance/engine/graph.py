@@ -115,6 +115,12 @@ class Graph:
             raise EngineError(f"the engine was asked for a run that it cannot do: {error}") from None
         return rows_of(self.program, self._workspace["logits"], num_logits, self._config.vocab)
 
+    def prepare_windows(self) -> None:
+        """Makes what a GPU's windows of one row are launched as, with and without the others, so that none of them waits for it."""
+        if self.is_gpu:
+            gpu: GpuProgram = self.program  # type: ignore[assignment]
+            gpu.prepare_windows()
+
     def profile(self, token: int, position: int, repeats: int) -> dict[str, float]:
         """Milliseconds by kind of step; EngineError on a host card, which has no such clock."""
         if isinstance(self.program, native.Program):

@@ -12,6 +12,7 @@ process is the recovery.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -36,6 +37,8 @@ from appliance.protocol import ControlErrorCode, Event, Finished, FinishReason, 
 
 FILL_PERIOD_S = 0.002
 """Between two boundaries of an idle engine that fills its slots."""
+
+_END = object()
 
 
 @runtime_checkable
@@ -84,8 +87,8 @@ class PeerHolder(Protocol):
     def attach_peer(self) -> None:
         """Takes the peer card's slots; they are filled while it serves. MemoryBudgetError if the memory is not there."""
 
-    def detach_peer(self) -> None:
-        """Gives them back."""
+    def detaching_peer(self) -> Iterator[None]:
+        """Gives them back, a part at every step; windows may run between two steps."""
 
 
 @runtime_checkable
@@ -122,6 +125,8 @@ class EngineLoop:
         self._parking = parking
         self._session = Session()
         self._generation: Generation | None = None
+        self._detaching: Iterator[None] | None = None
+        """What is left of giving the peer card back; its end is answered."""
         self._last_finished_id: str | None = None
         self._num_windows = 0
         self._num_prompt_tokens = 0
@@ -155,6 +160,8 @@ class EngineLoop:
 
     def _next_command(self) -> Command | None:
         """The next command; None if there is none and a request is running."""
+        if self._generation is None:
+            self._detach_parts()
         if (command := self._inbox.take()) is not None:
             return command
         if self._generation is None:
@@ -219,6 +226,7 @@ class EngineLoop:
 
     def _step(self, generation: Generation) -> None:
         try:
+            self._detach_parts()
             self._runner.between_windows()
             reason = generation.advance()
         except WindowInterruptedError:  # a line is waiting; if the request survives it, the step is done again
@@ -272,12 +280,30 @@ class EngineLoop:
         if not (isinstance(self._runner, PeerHolder) and self._runner.has_peer):
             self._refuse(ControlErrorCode.UNSUPPORTED, f"{word}: this engine was started without a peer card")
             return
+        while self._detaching is not None:
+            self._detach_part()
+        if word is Word.PEER_DETACH:
+            self._detaching = self._runner.detaching_peer()
+            self._detach_parts()
+            return
         try:
-            self._runner.attach_peer() if word is Word.PEER_ATTACH else self._runner.detach_peer()
+            self._runner.attach_peer()
         except MemoryBudgetError as error:
             self._refuse(ControlErrorCode.FAILED, f"{word}: {error.message}")
         else:
-            self._reply(Reply.PEER, "ON" if word is Word.PEER_ATTACH else "OFF")
+            self._reply(Reply.PEER, "ON")
+
+    def _detach_parts(self) -> None:
+        """One part between two windows; everything where no window waits, or a chunk of a prompt."""
+        while self._detaching is not None:
+            self._detach_part()
+            if self._generation is not None and self._generation.next_rows == 1:
+                return
+
+    def _detach_part(self) -> None:
+        if self._detaching is not None and next(self._detaching, _END) is _END:
+            self._detaching = None
+            self._reply(Reply.PEER, "OFF")
 
     def _serve_link(self, serving: bool) -> None:
         if not (isinstance(self._runner, LinkServer) and self._runner.has_link):

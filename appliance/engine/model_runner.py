@@ -7,7 +7,7 @@ before the engine says that it is ready.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -298,8 +298,13 @@ class ModelRunner:
 
     def detach_peer(self) -> None:
         """Gives the peer card's slots back."""
+        for _ in self.detaching_peer():
+            pass
+
+    def detaching_peer(self) -> Iterator[None]:
+        """The same, a part at every step; windows may run between two steps."""
         if self._pair.peer is not None:
-            self._pair.peer.detach()
+            yield from self._pair.peer.detaching()
 
     @property
     def has_link(self) -> bool:
@@ -431,6 +436,7 @@ class ModelRunner:
                 ratio = choose_streamed_ratio(self._graph, self._model.arena.path.parent, self._options.streamed_ratio)
                 if self._pair.peer is not None:
                     self._pair.peer.set_streamed_ratio(ratio)
+                self._graph.prepare_windows()
         except EngineError as error:
             raise EngineError(f"the warm-up failed: {error.message}") from None
         self._cache.forget_uses()

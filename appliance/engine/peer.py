@@ -7,7 +7,7 @@ computes the rows and sends them back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -150,11 +150,17 @@ class PeerTier:
 
     def detach(self) -> None:
         """Gives the slots back."""
-        if self._is_attached:
-            if self._rows is not None:
-                self._rows.detach()
-            self._cache.give_back(self._slots_bytes)
-            self._is_attached = False
+        for _ in self.detaching():
+            pass
+
+    def detaching(self) -> Iterator[None]:
+        """The same, a part at every step. Windows may run between two steps: from the first on they do not look here any more."""
+        if not self._is_attached:
+            return
+        self._is_attached = False
+        if self._rows is not None:
+            self._rows.detach()
+        yield from self._cache.giving_back_all()
 
     def between_windows(self, uses: Uses, own_held: NDArray[np.bool_]) -> None:
         """Swaps and fills, with what the own card does not have."""

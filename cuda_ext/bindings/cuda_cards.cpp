@@ -182,6 +182,8 @@ void bind_cuda_program(nb::module_& module) {
         .def_prop_ro("num_voided", &CudaProgram::num_voided, "Windows that were given up because a tier did not answer in time.")
         .def("profile", &CudaProgram::profile, "token"_a, "position"_a, "repeats"_a, Released(),
              "Milliseconds by kind of step of one window of one row, each alone.")
+        .def("prepare_windows", &CudaProgram::prepare_windows, Released(),
+             "Captures what windows of one row will be launched as, so that none waits for it.")
         .def("likeliest", &likeliest, "row"_a, "(token, peak, lowest) of a row of the last run's logits.")
         .def("read_logits", &CudaProgram::read_logits, "row"_a, Released(),
              "A row of the last run's logits, valid until the next call.")

@@ -109,6 +109,10 @@ const uint8_t* CudaLink::begin_window(int num_rows, cudaStream_t stream) {
     if (sequence != last_asked_) program_->set_posted(cuda::kLinkedSource, sequence);
     offer(stream);
     presence_.expect_partner();
+    return offer_place();
+}
+
+const uint8_t* CudaLink::offer_place() const {
     return offered_.as<const uint8_t>();
 }
 

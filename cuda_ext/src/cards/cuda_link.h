@@ -37,6 +37,7 @@ class CudaLink final : public WindowPartner {
     void close();
 
     const uint8_t* begin_window(int num_rows, cudaStream_t stream) override;
+    const uint8_t* offer_place() const override;
     bool partner_is_there() override { return presence_.partner_is_there(); }
     void end_window(bool voided) override;
 

@@ -162,8 +162,20 @@ cudaGraphExec_t CudaProgram::graph_for(const GraphKey& key) {
     const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
     cudaGraphDestroy(graph);
     check_allocation(status, "cudaGraphInstantiate");
+    CUDA_CHECK(cudaGraphUpload(executable, stream));
     graphs_[key] = executable;
     return executable;
+}
+
+void CudaProgram::prepare_windows() {
+    const DeviceScope scope(card_->device());
+    prepare();
+    const int64_t most = usual_spans(limits_.context);
+    for (int64_t spans = 1; spans <= most; spans *= 2) {
+        graph_for({1, 1, spans, nullptr, streamed_ratio(), 0.0f});
+        graph_for({1, 1, spans, nullptr, streamed_ratio(), rest_of(usual_peer_ratio_)});
+        if (partner_) graph_for({1, 1, spans, partner_->offer_place(), streamed_ratio(), 0.0f});
+    }
 }
 
 void CudaProgram::enqueue_window(const WindowRun& run) {

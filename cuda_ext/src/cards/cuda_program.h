@@ -39,6 +39,8 @@ class WindowPartner {
     virtual ~WindowPartner() = default;
     // Before a window: what the partner offers, as in WindowRun; enqueues what brings it to the card.
     virtual const uint8_t* begin_window(int num_rows, cudaStream_t stream) = 0;
+    // Where windows are offered something, if they are.
+    virtual const uint8_t* offer_place() const = 0;
     // From time to time while a window is waited for that was offered something.
     virtual bool partner_is_there() = 0;
     virtual void end_window(bool voided) = 0;
@@ -96,9 +98,11 @@ class CudaProgram {
     void set_partner(WindowPartner* partner) { partner_ = partner; }
     // Share of a window's absent experts that the second card reads from the arena. Between windows.
     void set_peer_ratio(float ratio) { peer_ratio_ = ratio; }
+    // What that share is while the second card takes part.
+    void set_usual_peer_ratio(float ratio) { usual_peer_ratio_ = ratio; }
     // The card's own share, and the other, of which there is at most the rest.
     float streamed_ratio() const { return card_->streamed_ratio(); }
-    float peer_ratio() const { return std::min(peer_ratio_, 1.0f - streamed_ratio()); }
+    float peer_ratio() const { return rest_of(peer_ratio_); }
     // Called after a window that was given up: returns when the second card is through with what it was asked.
     void set_peer_recovery(std::function<void()> recover) { recover_peer_ = std::move(recover); }
     // The number that the next request comes after. Between windows.
@@ -108,6 +112,9 @@ class CudaProgram {
     // ---- running ----
     // Throws std::invalid_argument for rows beyond the limits, Interrupted, CudaError.
     void run(std::span<const int32_t> tokens, int64_t position, int num_logits);
+    // Captures what windows of one row will be launched as, with and without the others, for all lengths of context: a capture takes as
+    // long as several windows, and none should wait for it when the pair wakes or sleeps.
+    void prepare_windows();
     // Of the last run: one entry per row of logits.
     std::span<const cuda::Likeliest> likeliest() const;
     // Logits of the last run's row, [vocab] floats in host memory, valid until the next call. Blocks.
@@ -123,6 +130,7 @@ class CudaProgram {
     // Number of rows, of logits, of usual spans, what is offered, and the streamed shares.
     using GraphKey = std::tuple<int, int, int64_t, const uint8_t*, float, float>;
 
+    float rest_of(float peer_ratio) const { return std::min(peer_ratio, 1.0f - streamed_ratio()); }
     void prepare();
     void run_window(std::span<const int32_t> tokens, int64_t position, int num_logits);
     void run_prompt(std::span<const int32_t> tokens, int64_t position, int num_logits);
@@ -148,6 +156,7 @@ class CudaProgram {
     std::array<cuda::MissPost, cuda::kNumSources> posts_{};
     bool peer_shares_card_ = false;
     float peer_ratio_ = 0.0f;
+    float usual_peer_ratio_ = 0.0f;
     WindowPartner* partner_ = nullptr;
     const uint8_t* offered_ = nullptr;  // to the window in progress
     std::function<void()> recover_peer_;

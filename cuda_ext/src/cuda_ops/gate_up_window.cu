@@ -155,7 +155,7 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     const size_t rows_bytes = p.gate.row_bytes + p.up.row_bytes;
     // Of a warp, if each of a single row's experts is on the card.
     const int warps_per_expert = std::max(1, plan.num_blocks * num_warps / p.choice.top_k);
-    const int share_rows = p.num_rows == 1 ? (p.gate.rows + warps_per_expert - 1) / warps_per_expert : kMaxGateUpStageRows + 1;
+    const int share_rows = p.num_rows == 1 ? (p.gate.rows + warps_per_expert - 1) / warps_per_expert : 0;
     const size_t value_bytes = columns * sizeof(float);
     plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, p.num_rows));
     const size_t scratch_bytes = plan.wants_values() ? 0 : plan.norm_rows * value_bytes;

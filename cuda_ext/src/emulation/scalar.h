@@ -285,7 +285,11 @@ T __ldcs(const T* p) {
 }
 template <typename T>
 T __ldcv(const T* p) {
-    return *const_cast<const volatile T*>(p);
+    static_assert(sizeof(T) % sizeof(uint32_t) == 0);
+    T value;
+    for (size_t i = 0; i < sizeof(T) / sizeof(uint32_t); i++)
+        reinterpret_cast<uint32_t*>(&value)[i] = reinterpret_cast<const volatile uint32_t*>(p)[i];
+    return value;
 }
 template <typename T>
 void __stcg(T* p, T value) {
