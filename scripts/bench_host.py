@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from appliance.memory.limits import usable_cores
 from appliance.units import GIB
 from cuda_ext import _native
 from scripts.host_bench.contestants import CLOCKS, Contestant, LlamaBench, Measured, Task, child
@@ -207,7 +208,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="for the model files")
     parser.add_argument("--types", default=TYPES, help=f"of the experts, comma-separated (default: {TYPES})")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both engines (default: usable cores)")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="of both engines (default: usable cores)")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what is measured (default: wall)")
     parser.add_argument("--prompts", default=PROMPTS, help=f"their lengths (default: {PROMPTS})")
     parser.add_argument("--decode", type=int, default=DECODE, help=f"tokens (default: {DECODE}; 0: none)")
