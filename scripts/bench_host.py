@@ -129,8 +129,11 @@ def _llama(model: BenchModel, plan: Plan, shm_dir: Path) -> Iterator[Contestant]
         yield contestant
 
 
-def measure(models: list[BenchModel], plan: Plan, limit_s: float, keep: bool) -> HostRun:
-    """Every type gets an equal share of the time that is left when its turn comes; one that could not be opened in time is left out."""
+def measure(models: list[BenchModel], plan: Plan, limit_s: float, keep: bool) -> Iterator[HostRun]:
+    """Every type gets an equal share of the time that is left when its turn comes; one that could not be opened in time is left out.
+
+    Yields what is there after every type.
+    """
     end = time.monotonic() + limit_s
     results: list[TypeResult] = []
     left_out: list[str] = []
@@ -152,7 +155,8 @@ def measure(models: list[BenchModel], plan: Plan, limit_s: float, keep: bool) ->
         opening_s = max(opening_s, time.monotonic() - start - measured_s)
         results.append(result)
         print(table(_run(models, plan, bandwidth, results[-1:], [])), flush=True)
-    return _run(models, plan, bandwidth, results, left_out)
+        yield _run(models, plan, bandwidth, results, [*left_out, *(later.expert_type for later in models[index + 1 :])])
+    yield _run(models, plan, bandwidth, results, left_out)
 
 
 def _seconds_of(result: TypeResult) -> Iterator[float]:
@@ -237,7 +241,8 @@ def main() -> None:
         shape = qwen3_shape(options.layers, max(4096, plan.longest_prompt))
         models = [BenchModel(options.folder / f"bench-{options.layers}-{name}.gguf", shape, name) for name in options.types.split(",")]
         check_space(options.folder, models)
-        measure(models, plan, options.limit_s, options.keep).write(options.out or FOLDER / f"host-{best_isa()}.json")
+        for run in measure(models, plan, options.limit_s, options.keep):
+            run.write(options.out or FOLDER / f"host-{best_isa()}.json")
     if options.table or options.out is None:
         write_tables([HostRun.read(path) for path in stored_runs()], PAGE)
 
