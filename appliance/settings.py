@@ -81,7 +81,7 @@ class Settings(BaseModel):
     context: int | None = Field(
         None, ge=16, description="Tokens of prompt and answer together, per lane. None: the model's own, at most 8192."
     )
-    chunk: int | None = Field(None, ge=8, le=8192, description="Prompt tokens computed in one go. None: 2048 on GPUs, 256 on host cards.")
+    chunk: int | None = Field(None, ge=8, le=8192, description="Prompt tokens computed in one go. None: 2048 on GPUs, 512 on host cards.")
     kv_type: Literal["f16", "f32"] = Field("f16", description="Type of the key/value cache.")
     slots: int | None = Field(None, ge=0, description="Expert slots per card. None: what the card's memory allows.")
     card_memory_mib: int | None = Field(

@@ -37,7 +37,7 @@ MIN_CHUNK = 32
 """Advice does not go below these."""
 HOST_CARD_EXPERTS_RATIO = 0.25
 """Share of the experts that a host card has slots for, unless it is told otherwise."""
-HOST_CHUNK = 256
+HOST_CHUNK = 512
 CUDA_CHUNK = 2048
 """Prompt tokens in one go, unless it is told otherwise."""
 CUDA_RESERVE_BYTES = 768 * MIB

@@ -1,13 +1,13 @@
 """Engines as child processes: each says when it is ready, then answers one measurement after the other.
 
 A line in is `prompt N` or `decode N`; the line out is `RESULT {"seconds": ..., "resident_bytes": ...}`. Only one of them works at
-a time. Two builds of ggml never share a process.
+a time, and flash attention is on in both. Two builds of ggml never share a process.
 """
 
 from __future__ import annotations
 
 import json
-import resource
+import os
 import subprocess
 import sys
 import time
@@ -19,13 +19,27 @@ from pathlib import Path
 
 import numpy as np
 
+from appliance.memory.plan import HOST_CHUNK
 from scripts.host_bench.model import BenchModel
 
 ROOT = Path(__file__).resolve().parents[2]
 DECODE_PROMPT = 128
 """Tokens in the conversation when decoding begins."""
-CHUNK = 512
-"""Prompt rows of one run; llama.cpp's default too."""
+
+
+WARM_UP_PROMPT = 256
+"""Enough tokens for every expert to be read once."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """`prompt`: the first token of a new prompt. `decode`: so many tokens after `DECODE_PROMPT` others."""
+
+    name: str
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.num_tokens}"
 
 
 @dataclass(frozen=True)
@@ -34,22 +48,28 @@ class Measured:
     resident_bytes: int
 
 
+Clock = Callable[[], float]
+
+
 class Contestant(ABC):
-    """Confined to one thread."""
+    """Warm when it is there. Confined to one thread."""
+
+    process_ids: tuple[int, ...]
+    """Of what runs between two measurements."""
 
     @abstractmethod
-    def measure(self, task: str, num_tokens: int) -> Measured:
-        """`prompt`: time to the first token of a new prompt. `decode`: time of so many tokens after `DECODE_PROMPT` others."""
+    def measure(self, task: Task) -> Measured: ...
 
 
 class Child(Contestant):
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self.process_ids = (process.pid,)
         self._result()
 
-    def measure(self, task: str, num_tokens: int) -> Measured:
+    def measure(self, task: Task) -> Measured:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{task} {num_tokens}\n")
+        self._process.stdin.write(f"{task}\n")
         self._process.stdin.flush()
         return Measured(**json.loads(self._result()))
 
@@ -61,11 +81,15 @@ class Child(Contestant):
         raise SystemExit(f"{self._process.args!r} ended with code {self._process.wait()} before it answered")
 
 
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
+"""Processor time counts that of all threads."""
+
+
 @contextmanager
-def child(role: str, model: BenchModel, num_threads: int, shm_dir: Path) -> Iterator[Contestant]:
-    """`role`: "ours" or "llama"."""
+def child(role: str, model: BenchModel, num_threads: int, clock: str, shm_dir: Path) -> Iterator[Contestant]:
+    """`role`: "ours" or "llama". `clock`: of CLOCKS."""
     shape = model.shape
-    sizes = [str(model.path), model.expert_type, str(shape.layers), str(shape.context), str(num_threads), str(shm_dir)]
+    sizes = [str(model.path), model.expert_type, str(shape.layers), str(shape.context), str(num_threads), clock, str(shm_dir)]
     argv = [sys.executable, "-m", "scripts.host_bench.contestants", role, *sizes]
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
@@ -75,16 +99,25 @@ def child(role: str, model: BenchModel, num_threads: int, shm_dir: Path) -> Iter
 
 
 class LlamaBench(Contestant):
-    """A llama.cpp of one's own build: `llama-bench` is started for every measurement."""
+    """A llama.cpp of one's own build: `llama-bench` is started for every measurement, and warms up itself."""
+
+    process_ids = ()
 
     def __init__(self, folder: Path, model: BenchModel, num_threads: int) -> None:
-        self._argv = [str(folder / "llama-bench"), "-m", str(model.path), "-t", str(num_threads), "-r", "1", "--repack", "0", "-o", "json"]
+        argv = [str(folder / "llama-bench"), "-m", str(model.path), "-t", str(num_threads), "-r", "1", "-o", "json"]
+        self._argv = [*argv, "--repack", "0", "-fa", "on", "-ngl", "0", "-nopo", "1"]
 
-    def measure(self, task: str, num_tokens: int) -> Measured:
-        sizes = ["-p", str(num_tokens), "-n", "0"] if task == "prompt" else ["-p", "0", "-n", str(num_tokens), "-d", str(DECODE_PROMPT)]
-        done = subprocess.run([*self._argv, *sizes], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-        resident = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # no other child has ended yet
-        return Measured(json.loads(done.stdout)[0]["avg_ns"] / 1e9, resident)
+    def measure(self, task: Task) -> Measured:
+        num = str(task.num_tokens)
+        sizes = ["-p", num, "-n", "0"] if task.name == "prompt" else ["-p", "0", "-n", num, "-d", str(DECODE_PROMPT)]
+        with subprocess.Popen([*self._argv, *sizes], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            output = process.stdout.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise SystemExit(f"{process.args!r} ended with code {process.returncode}")
+        return Measured(json.loads(output)[0]["avg_ns"] / 1e9, 1024 * usage.ru_maxrss)
 
 
 def resident_bytes() -> int:
@@ -98,62 +131,70 @@ def _tokens(model: BenchModel, num: int) -> list[int]:
 
 
 @contextmanager
-def _ours(model: BenchModel, num_threads: int, shm_dir: Path) -> Iterator[Callable[[str, int], float]]:
+def _ours(model: BenchModel, num_threads: int, clock: Clock, shm_dir: Path) -> Iterator[Callable[[str, int], float]]:
     from tests.random_models import RandomModel, open_runner
 
-    sizes = {"slots": 0, "chunk": CHUNK, "max_logits": 1, "context": model.shape.context, "kv_type": "f16"}
+    sizes = {"slots": 0, "chunk": HOST_CHUNK, "max_logits": 1, "context": model.shape.context, "kv_type": "f16"}
     with open_runner(RandomModel(model.path, model.shape), shm_dir, num_threads=num_threads, **sizes) as runner:  # type: ignore[arg-type]
 
         def prefill(num_tokens: int) -> None:
             tokens = _tokens(model, num_tokens)
-            for first in range(0, num_tokens, CHUNK):
-                runner.run(tokens[first : first + CHUNK], first, 1)
+            for first in range(0, num_tokens, HOST_CHUNK):
+                runner.run(tokens[first : first + HOST_CHUNK], first, 1)
                 runner.between_windows()
 
         def run(task: str, num_tokens: int) -> float:
             if task == "prompt":
-                start = time.perf_counter()
+                start = clock()
                 prefill(num_tokens)
-                return time.perf_counter() - start
+                return clock() - start
             prefill(DECODE_PROMPT)
-            start, token = time.perf_counter(), 1
+            start, token = clock(), 1
             for step in range(num_tokens):
                 token = int(runner.run([token], DECODE_PROMPT + step, 1)[-1].values().argmax())
                 runner.between_windows()
-            return time.perf_counter() - start
+            return clock() - start
 
         yield run
 
 
 @contextmanager
-def _llama(model: BenchModel, num_threads: int, _shm_dir: Path) -> Iterator[Callable[[str, int], float]]:
+def _llama(model: BenchModel, num_threads: int, clock: Clock, _shm_dir: Path) -> Iterator[Callable[[str, int], float]]:
     import xllamacpp  # type: ignore[import-untyped]
 
     params = xllamacpp.CommonParams()
     params.model.path = str(model.path)
     params.n_ctx, params.n_parallel, params.warmup = model.shape.context, 1, True
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.no_extra_bufts = True  # its --repack 0: less memory and quicker prompts than its default
     params.cache_ram_mib = 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     server = xllamacpp.Server(params)
 
+    def seconds(tokens: list[int], num_predicted: int) -> float:
+        request = {"prompt": tokens, "n_predict": num_predicted, "temperature": 0, "ignore_eos": True, "cache_prompt": True}
+        start = clock()
+        server.handle_completions(request)
+        return clock() - start
+
     def run(task: str, num_tokens: int) -> float:
-        prompt, predict = (num_tokens, 1) if task == "prompt" else (DECODE_PROMPT, num_tokens + 1)
-        request = {"prompt": _tokens(model, prompt), "n_predict": predict, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-        timings = server.handle_completions(request)["timings"]
-        milliseconds: float = timings["prompt_ms"] if task == "prompt" else timings["predicted_ms"] * num_tokens / timings["predicted_n"]
-        return milliseconds / 1e3
+        if task == "prompt":
+            return seconds(_tokens(model, num_tokens), 1)
+        conversation = _tokens(model, DECODE_PROMPT)
+        seconds(conversation, 1)
+        return seconds(conversation, num_tokens)  # as many steps: of what is known already only the last token is computed again
 
     yield run
 
 
 def main() -> None:
     """One contestant, driven by lines."""
-    role, path, expert_type, num_layers, context, num_threads, shm_dir = sys.argv[1:]
+    role, path, expert_type, num_layers, context, num_threads, clock, shm_dir = sys.argv[1:]
     from scripts.host_bench.model import qwen3_shape
 
     model = BenchModel(Path(path), qwen3_shape(int(num_layers), int(context)), expert_type)
-    with {"ours": _ours, "llama": _llama}[role](model, int(num_threads), Path(shm_dir)) as run:
+    with {"ours": _ours, "llama": _llama}[role](model, int(num_threads), CLOCKS[clock], Path(shm_dir)) as run:
+        run("prompt", min(WARM_UP_PROMPT, model.shape.context))
         print("RESULT ready", flush=True)
         for line in sys.stdin:
             task, num_tokens = line.split()

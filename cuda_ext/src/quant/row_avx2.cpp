@@ -1,5 +1,7 @@
 // The row kernels for AVX2, FMA and F16C.
 #ifdef TANDEM_X86
+#include <type_traits>
+
 #include "quant/row_versions.h"
 #include "quant/x86/decode_blocks_avx2.h"
 #include "quant/x86/decode_books_avx2.h"
@@ -61,6 +63,14 @@ constexpr TileForm tile_form() {
             .pairs_in_int16 = pairs >= 4   ? 4
                               : pairs >= 2 ? 2
                                            : 1};
+}
+
+// Measured on Zen 3: where weights are quickly decoded, decoding them again for every two input rows is long the cheaper way.
+template <class T>
+constexpr int64_t tile_from() {
+    if constexpr (std::is_same_v<T, IQ3_S>) return 3;
+    if constexpr (std::is_same_v<T, Q6_K> || std::is_same_v<T, Q8_0>) return 12;
+    return 8;
 }
 
 }  // namespace

@@ -51,6 +51,11 @@ constexpr TileForm tile_form() {
     return {.halves = Decoder<T>::weights.halves, .minima = T::has_minima, .words = 8, .pairs_in_int16 = 4};
 }
 
+template <class T>
+constexpr int64_t tile_from() {
+    return 3;
+}
+
 }  // namespace
 }  // namespace tandem::quant
 

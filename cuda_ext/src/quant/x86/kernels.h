@@ -1,6 +1,7 @@
 // The row kernels of one x86 instruction set, put together. The file that includes it defines, besides `dots` of frame.h:
 //   Lanes                         registers of weight rows (lanes_<isa>.h)
 //   tile_form<T>()                how the weights of a type lie in a tile
+//   tile_from<T>()                input rows from which on turning a tile pays
 #pragma once
 #include "quant/x86/activations.h"
 #include "quant/x86/float_rows.h"
@@ -8,8 +9,6 @@
 
 namespace tandem::quant {
 namespace {
-
-constexpr int64_t kTileFrom = 3;  // input rows from which on turning a tile pays
 
 // Weight rows in memory and what they are multiplied by; the arguments of RowKernels::dot.
 struct Rows {
@@ -42,7 +41,7 @@ void dot_floats(const Rows& rows) {
 template <class T>
 void dot_blocks(const Rows& rows) {
     int64_t tiled = 0;
-    if (rows.num_x >= kTileFrom)
+    if (rows.num_x >= tile_from<T>())
         for (; tiled + kTileRows <= rows.num_rows; tiled += kTileRows)
             for (int64_t x = 0; x < rows.num_x; x += kMaxTileX)
                 dot_tile<Lanes, T, tile_form<T>()>(rows.weights + static_cast<size_t>(tiled) * rows.stride, rows.stride,
