@@ -112,8 +112,8 @@ class CudaProgram {
     // ---- running ----
     // Throws std::invalid_argument for rows beyond the limits, Interrupted, CudaError.
     void run(std::span<const int32_t> tokens, int64_t position, int num_logits);
-    // Captures what windows of one row will be launched as, with and without the others, for all lengths of context: a capture takes as
-    // long as several windows, and none should wait for it when the pair wakes or sleeps.
+    // Captures what windows of one row will be launched as, with and without the others, for all lengths of context: a capture
+    // takes as long as several windows, and none should wait for it when the pair wakes or sleeps.
     void prepare_windows();
     // Of the last run: one entry per row of logits.
     std::span<const cuda::Likeliest> likeliest() const;

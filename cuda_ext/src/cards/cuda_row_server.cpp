@@ -54,7 +54,8 @@ CudaRowServer::CudaRowServer(CudaCard& card, const CudaExpertTable& table, const
         asked = link::Channel::in(fetched_.data(), geometry);
         const void* end = wants_values ? static_cast<const void*>(asked.rows) : asked.values;
         const auto units_to = [&](const void* place) {
-            return static_cast<int32_t>((static_cast<const std::byte*>(place) - reinterpret_cast<const std::byte*>(asked.request)) / 16);
+            return static_cast<int32_t>((static_cast<const std::byte*>(place) - reinterpret_cast<const std::byte*>(asked.request)) /
+                                        16);
         };
         fetch_.num_units = fetch_.one_row_units = units_to(end);
         if (!wants_values) fetch_.one_row_units = units_to(asked.groups + groups_of(geometry.hidden));
