@@ -95,6 +95,8 @@ class FakeRunner:
     has_peer: bool = True
     has_link: bool = True
     peer_experts: int = 0
+    peer_parts: int = 1
+    """In which the second card is given back."""
     link_serving: bool = False
 
     def __post_init__(self) -> None:
@@ -176,7 +178,8 @@ class FakeRunner:
 
     def detaching_peer(self) -> Iterator[None]:
         self.peer_experts = 0
-        yield
+        for _ in range(self.peer_parts):
+            yield
 
     def serve_link(self, serving: bool) -> None:
         self.link_serving = serving

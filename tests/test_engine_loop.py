@@ -482,6 +482,24 @@ class TestControls:
         assert runner.peer_experts == 0
         assert len(served.answer()) == 5
 
+    def test_the_second_card_goes_in_parts_between_windows(self, tmp_path: Path) -> None:
+        during: dict[int, list[Command]] = {11: [DetachPeer()], 12: [ReportStats()]}
+        served = Served(tmp_path, FakeRunner(peer_parts=3), AttachPeer(), generate(), during=during)
+        assert [text.split()[0] for text in served.controls()] == ["PEER", "STATS", "PEER"]
+        assert len(served.answer()) == 5
+
+    @pytest.mark.parametrize("at", [4, 12, 13])  # in the prompt, in the answer, with its last window
+    def test_what_is_left_of_the_second_card_goes_at_once_when_nobody_waits(self, tmp_path: Path, at: int) -> None:
+        served = Served(tmp_path, FakeRunner(FakeModel(max_rows=4), peer_parts=1000), AttachPeer(), generate(), during={at: [DetachPeer()]})
+        assert served.controls() == ["PEER ON", "PEER OFF"]
+        assert len(served.answer()) == 5
+
+    def test_a_second_card_that_is_wanted_again_goes_to_its_end_first(self, tmp_path: Path) -> None:
+        runner = FakeRunner(peer_parts=1000)
+        served = Served(tmp_path, runner, AttachPeer(), generate(), during={12: [DetachPeer(), AttachPeer()]})
+        assert served.controls() == ["PEER ON", "PEER OFF", "PEER ON"]
+        assert runner.peer_experts > 0
+
     def test_a_second_card_that_is_taken_fails_in_a_sentence(self, tmp_path: Path) -> None:
         served = Served(tmp_path, FakeRunner(FakeModel(refuse_peer=True)), AttachPeer())
         assert served.controls() == ["ERR failed PEER_ATTACH: the fake second card is taken"]
