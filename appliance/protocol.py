@@ -255,6 +255,8 @@ class Stats(Message):
     """Bytes of experts that a GPU copied from the arena for prompts."""
     prompt_bytes_from_peer: int = 0
     """The same from the slots of the second card."""
+    unpinned_bytes: int = 0
+    """Of the arena, on a GPU: what the system would not pin. It is not streamed, and copied more slowly."""
     parked_conversations: int = 0
     """Put into the store of parked conversations."""
     resumed_conversations: int = 0

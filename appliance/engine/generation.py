@@ -39,6 +39,7 @@ class RunnerStats(TypedDict):
     link_losses: NotRequired[int]
     prompt_bytes_from_arena: NotRequired[int]
     prompt_bytes_from_peer: NotRequired[int]
+    unpinned_bytes: NotRequired[int]
 
 
 class Runner(Protocol):

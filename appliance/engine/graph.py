@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import structlog
 
 from appliance.engine.cards import Card, GpuProgram, GpuTable, rows_of
 from appliance.engine.generation import WindowInterruptedError
@@ -30,6 +32,7 @@ from appliance.models import qwen3moe
 from appliance.models.config import ModelConfig
 from appliance.models.ops import ModelMemory, Ops, unsupported
 from appliance.models.recording import Table
+from appliance.units import format_bytes
 from cuda_ext import _native as native
 
 Progress = Callable[[int, int], None]
@@ -37,6 +40,7 @@ Progress = Callable[[int, int], None]
 
 _FORWARD_PASSES: Mapping[str, Callable[[Ops, ModelConfig], None]] = {"qwen3moe": qwen3moe.record}
 _F32 = 0
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,10 @@ class Graph:
         self._dense = DenseWeights(card, gguf)
         self._workspace = _allocate_workspace(card, _workspace_parts(config, sizes, arena.layout, is_gpu=is_gpu))
         tables_bytes = cuda_tables_bytes(config) if is_gpu else residency_bytes(config)
-        self.table = _allocate_table(card, config, arena, tables_bytes)
+        blobs = native.wrap_memory(arena.address, arena.nbytes)
+        self.unpinned_bytes = pin_arena(card, blobs) if is_gpu else 0
+        """Of the arena, on a GPU."""
+        self.table = _allocate_table(card, config, arena, blobs, tables_bytes)
         limits = (sizes.max_rows, sizes.max_logits, sizes.context, config.vocab)
         self.program = card.new_program(*limits, self._workspace["tokens"], config.top_k, config.hidden)
         self.kv = _allocate_kv(card, config, sizes)
@@ -212,11 +219,27 @@ def _allocate_kv(card: Card, config: ModelConfig, sizes: GraphSizes) -> list[nat
         raise unsupported(error, config) from None
 
 
-def _allocate_table(card: Card, config: ModelConfig, arena: Arena, nbytes: int) -> Table:
+class Pinner(Protocol):
+    def pin(self, arena: native.View) -> int:
+        """As `Card.pin`."""
+
+
+def pin_arena(card: Pinner, blobs: native.View) -> int:
+    """Pins what the system allows. Returns, and says once, how many bytes stay pageable: a GPU cannot read those in place, and copies
+    them more slowly."""
+    unpinned_bytes = max(0, blobs.nbytes - card.pin(blobs))
+    if unpinned_bytes > 0:
+        _log.warning(
+            "a part of the arena could not be pinned; its experts are not streamed, and copied more slowly",
+            unpinned=format_bytes(unpinned_bytes),
+            arena=format_bytes(blobs.nbytes),
+        )
+    return unpinned_bytes
+
+
+def _allocate_table(card: Card, config: ModelConfig, arena: Arena, blobs: native.View, nbytes: int) -> Table:
     """The residency table with every layer's place in the arena."""
     table = card.new_table(config.layers, config.experts, card.allocate("tables", nbytes))
-    blobs = native.wrap_memory(arena.address, arena.nbytes)
-    card.pin(blobs)
     for layer in arena.layout.layers:
         table.set_layer(layer.layer, blobs.part(layer.offset, layer.nbytes), layer.blob.nbytes)
     return table

@@ -342,6 +342,7 @@ class ModelRunner:
             is_filling=self.is_filling,
             prompt_bytes_from_arena=copied.from_arena - self._warm_bytes.from_arena,
             prompt_bytes_from_peer=copied.from_peer - self._warm_bytes.from_peer,
+            unpinned_bytes=self._graph.unpinned_bytes,
             **self._pair.stats(),
         )
 
