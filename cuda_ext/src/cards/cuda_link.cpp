@@ -42,9 +42,9 @@ CudaLink::CudaLink(View file, const Options& options, std::shared_ptr<CudaProgra
                 table_->mirror().num_experts() == static_cast<int>(geometry_.num_experts),
             "the residency table is not of the link's geometry");
     for (const HostTier::Layer& layer : program_->host_layers())
-        require(
-            program_->card().is_pinned(layer.blobs),
-            "the system did not pin all of the arena, but rows for another engine may have to be computed from it; the link needs it");
+        require(program_->card().is_pinned(layer.blobs),
+                "the system did not pin all of the arena, but rows for another engine may have to be computed from it; the link "
+                "needs it");
     offered_ = View::of(allocate_device(num_experts), 0, num_experts);
     staged_offered_ = View::of(allocate_mapped(num_experts), 0, num_experts);
     const link::Channel& channel = presence_.served();
