@@ -27,13 +27,13 @@ _BLOCK = "elastic"
 class Elastic(BaseModel):
     """How two lanes share two cards. Off, both are always awake and know nothing of each other."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool = Field(False, description="The helper sleeps while there is one request at a time, and the lead has both cards.")
     peer: bool = Field(True, description="While the helper sleeps, the lead uses the second card as more expert cache.")
     link: bool = Field(True, description="While both are awake, each computes the other's rows for the experts that its card holds.")
     hold_s: float = Field(60.0, ge=0, description="The helper falls asleep when for so long there were no two requests at once.")
-    wake_limit_s: float = Field(30.0, gt=0, description="A wake that takes longer has failed; the request then waits for the lead.")
+    wake_limit_s: float = Field(30.0, ge=1, description="A wake that takes longer has failed; the request then waits for the lead.")
     bar_s: float = Field(60.0, ge=0, description="After a failed wake the helper is left alone for so long.")
     hold_threads: int | None = Field(
         None,
@@ -60,7 +60,7 @@ class Elastic(BaseModel):
 class Settings(BaseModel):
     """Immutable; made once by `load_settings` and passed down."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True, allow_inf_nan=False)
 
     model: Path | None = Field(
         None,
@@ -90,7 +90,10 @@ class Settings(BaseModel):
         description="Memory that a card may use, in MiB. None: what is free; for host cards a share of the limit of this container.",
     )
     pool_threads: int | None = Field(
-        None, ge=1, le=1024, description="Threads of each engine's host pool. None: the usable cores divided by the lanes."
+        None,
+        ge=1,
+        le=1024,
+        description="Threads of each engine's host pool. None: the usable cores divided by the lanes; a pair's lead has them all.",
     )
     max_swaps: int = Field(4, ge=0, description="Experts that may be swapped between two windows; 0 turns swapping off.")
     profile: Path | None = Field(

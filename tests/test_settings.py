@@ -36,6 +36,8 @@ def test_an_empty_variable_counts_as_not_set() -> None:
     [
         ({"TANDEM_PROT": "1"}, ["TANDEM_PROT", "TANDEM_PORT"]),
         ({"TANDEM_PORT": "70000"}, ["port", "70000", "the environment", "65535"]),
+        ({"TANDEM_DRAIN_S": "inf"}, ["drain_s", "inf", "finite"]),
+        ({"TANDEM_REQUEST_TIMEOUT_S": "1e400"}, ["request_timeout_s", "finite"]),
         ({"TANDEM_CARDS": "tpu:0"}, ["tpu:0", "host:N"]),
         ({"TANDEM_CARDS": "host:0,cuda:0"}, ["mixes"]),
         ({"TANDEM_CONTEXT": "100", "TANDEM_CHUNK": "200"}, ["chunk (200)", "context (100)"]),
@@ -74,6 +76,8 @@ def test_the_elastic_block_is_one_mapping_in_the_file_and_flat_elsewhere(tmp_pat
         ({"TANDEM_ELASTIC_PEER": "0", "TANDEM_ELASTIC_LINK": "0"}, "elastic with neither peer nor link"),
         ({"TANDEM_ELASTIC_HOLD_THREADS": "4", "TANDEM_POOL_THREADS": "4"}, r"elastic_hold_threads \(4\) leaves the lead none"),
         ({"TANDEM_ELASTIC_HOLD_S": "-1"}, "elastic_hold_s = '-1'"),
+        ({"TANDEM_ELASTIC_HOLD_S": "inf"}, "elastic_hold_s = 'inf'"),
+        ({"TANDEM_ELASTIC_WAKE_LIMIT_S": "0.001"}, "greater than or equal to 1"),
         ({"TANDEM_ELASTIC_HOLD": "1"}, "did you mean TANDEM_ELASTIC_HOLD_S"),
     ],
 )
