@@ -120,26 +120,26 @@ def test_threads_of_the_pool_sit_out(start: Start) -> None:
     assert [engine.wait_for(Word.CTL) for _ in range(3)] == ["HOLD 2", "HOLD 2", "HOLD 0"]
 
 
-@pytest.mark.parametrize(("more", "expected"), [(("--peer-slots", "3"), 3), ((), 6)])
-def test_the_second_card_has_slots_of_its_own_number(start: Start, more: tuple[str, ...], expected: int) -> None:
-    engine = start(share="0/2", more=("--peer-device", "host:1", *more))
+def stats_with_the_second_card(engine: EngineProcess) -> Stats:
+    """Takes the second card, answers a request and asks for the counters."""
     engine.send("PEER_ATTACH\n")
     assert engine.wait_for(Word.CTL) == "PEER ON"
     engine.generate(PROMPT, 20)
     engine.answer()
     engine.send("STATS\n")
-    stats = Stats.model_validate_json(engine.wait_for(Word.CTL).removeprefix("STATS "))
+    return Stats.model_validate_json(engine.wait_for(Word.CTL).removeprefix("STATS "))
+
+
+@pytest.mark.parametrize(("more", "expected"), [(("--peer-slots", "3"), 3), ((), 6)])
+def test_the_second_card_has_slots_of_its_own_number(start: Start, more: tuple[str, ...], expected: int) -> None:
+    engine = start(share="0/2", more=("--peer-device", "host:1", *more))
+    stats = stats_with_the_second_card(engine)
     assert (stats.slots, stats.peer_experts, stats.is_filling) == (6, expected, False)
 
 
 def test_a_card_may_be_its_own_second_card_in_tests(start: Start) -> None:
     engine = start(share="0/2", more=("--peer-device", "host:0", "--allow-self-peer", "--peer-slots", "4", "--peer-hot", "0.25"))
-    engine.send("PEER_ATTACH\n")
-    assert engine.wait_for(Word.CTL) == "PEER ON"
-    engine.generate(PROMPT, 20)
-    engine.answer()
-    engine.send("STATS\n")
-    stats = Stats.model_validate_json(engine.wait_for(Word.CTL).removeprefix("STATS "))
+    stats = stats_with_the_second_card(engine)
     assert (stats.slots, stats.peer_experts) == (6, 4)
 
 

@@ -171,7 +171,8 @@ class ExpertCache:
         self.settle()
         held_bytes = sum(size * (len(slots) - len(self._given_slots.get(size, []))) for size, slots in self._numbers.items())
         if nbytes >= held_bytes:
-            self._give_back_all()
+            for _ in self.giving_back_all():
+                pass
             return held_bytes
         given_bytes = 0
         holders = {slot: place for place, slot in self._slot_of.items()}
@@ -191,10 +192,6 @@ class ExpertCache:
         for slot, size in leaving:
             self._give(size, slot)
         return given_bytes
-
-    def _give_back_all(self) -> None:
-        for _ in self.giving_back_all():
-            pass
 
     def giving_back_all(self) -> Iterator[None]:
         """Gives the memory of all slots back, a part at every step, so that no window waits long.

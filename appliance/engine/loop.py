@@ -280,8 +280,7 @@ class EngineLoop:
         if not (isinstance(self._runner, PeerHolder) and self._runner.has_peer):
             self._refuse(ControlErrorCode.UNSUPPORTED, f"{word}: this engine was started without a peer card")
             return
-        while self._detaching is not None:
-            self._detach_part()
+        self._detach_parts(at_once=True)
         if word is Word.PEER_DETACH:
             self._detaching = self._runner.detaching_peer()
             self._detach_parts()
@@ -293,17 +292,14 @@ class EngineLoop:
         else:
             self._reply(Reply.PEER, "ON")
 
-    def _detach_parts(self) -> None:
-        """One part between two windows; everything where no window waits, or a chunk of a prompt."""
+    def _detach_parts(self, *, at_once: bool = False) -> None:
+        """One part between two windows; everything `at_once`, or where no window waits, or a chunk of a prompt."""
         while self._detaching is not None:
-            self._detach_part()
-            if self._generation is not None and self._generation.next_rows == 1:
+            if next(self._detaching, _END) is _END:
+                self._detaching = None
+                self._reply(Reply.PEER, "OFF")
+            if not at_once and self._generation is not None and self._generation.next_rows == 1:
                 return
-
-    def _detach_part(self) -> None:
-        if self._detaching is not None and next(self._detaching, _END) is _END:
-            self._detaching = None
-            self._reply(Reply.PEER, "OFF")
 
     def _serve_link(self, serving: bool) -> None:
         if not (isinstance(self._runner, LinkServer) and self._runner.has_link):

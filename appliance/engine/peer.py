@@ -148,13 +148,9 @@ class PeerTier:
             ) from None
         self._is_attached = True
 
-    def detach(self) -> None:
-        """Gives the slots back."""
-        for _ in self.detaching():
-            pass
-
     def detaching(self) -> Iterator[None]:
-        """The same, a part at every step. Windows may run between two steps: from the first on they do not look here any more."""
+        """Gives the slots back, a part at every step. Windows may run between two steps: from the first on they do not look here any
+        more."""
         if not self._is_attached:
             return
         self._is_attached = False

@@ -94,10 +94,7 @@ class DownItems {
         dots.out = block_.rows + chunk.expert->side_first * plan_.block_columns + chunk.row;
         dots.out_stride = plan_.block_columns;
         dots.input_rows = quant::kAllInputs;
-        if constexpr (kOneRow)
-            quant::dot_one_row(p_.down.type, dots, lane);
-        else
-            quant::dot_rows(p_.down.type, dots, lane);
+        quant::dot_window_rows<kOneRow>(p_.down.type, dots, lane);
     }
 
   private:

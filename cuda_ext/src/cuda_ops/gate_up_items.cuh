@@ -130,10 +130,7 @@ class GateUpItems {
                 dots.table = shared_ + plan_.up_table;
                 dots.out = results_ + pairs.num_rows;
             }
-            if constexpr (kOneRow)
-                quant::dot_one_row(type, dots, lane);
-            else
-                quant::dot_rows(type, dots, lane);
+            quant::dot_window_rows<kOneRow>(type, dots, lane);
         }
     }
 

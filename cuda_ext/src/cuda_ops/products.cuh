@@ -62,10 +62,7 @@ class ProductItems {
             dots.out_stride = rows.num_rows;
         }
         const float* results = dots.out;
-        if constexpr (kOneRow)
-            quant::dot_one_row(product.weights.type, dots, lane);
-        else
-            quant::dot_rows(product.weights.type, dots, lane);
+        quant::dot_window_rows<kOneRow>(product.weights.type, dots, lane);
         if (!product.residual) return;
         __syncwarp();
         if (adds) product.out[at] = quant::add(residual, results[lane]);

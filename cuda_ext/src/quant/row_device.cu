@@ -29,21 +29,11 @@ __device__ __forceinline__ void fill_fours(const uint16_t* grid, int num_entries
 
 }  // namespace
 
-__device__ void dot_shared_one(Type type, SharedDots p) {
+__device__ void dot_shared_rows(Type type, SharedDots p) {
     switch (type) {
 #define TANDEM_CASE(name, number) \
     case Type::name:              \
-        return dot_one<name>(p);
-        TANDEM_QUANT_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-    }
-}
-
-__device__ void dot_shared_several(Type type, SharedDots p) {
-    switch (type) {
-#define TANDEM_CASE(name, number) \
-    case Type::name:              \
-        return dot_several<name>(p);
+        return p.num_inputs() == 1 ? dot_one<name>(p) : dot_several<name>(p);
         TANDEM_QUANT_TYPES(TANDEM_CASE)
 #undef TANDEM_CASE
     }

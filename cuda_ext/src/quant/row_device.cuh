@@ -74,8 +74,7 @@ struct SharedDots {
     }
 };
 
-__device__ void dot_shared_one(Type type, SharedDots p);
-__device__ void dot_shared_several(Type type, SharedDots p);
+__device__ void dot_shared_rows(Type type, SharedDots p);
 
 __device__ __forceinline__ SharedDots shared_dots(Type type, const RowDots& p, int lane) {
     const bool wants_values = type == Type::F32 || type == Type::F16 || type == Type::BF16;
@@ -93,10 +92,7 @@ __device__ __forceinline__ SharedDots shared_dots(Type type, const RowDots& p, i
 
 // All 32 lanes call together.
 __device__ __forceinline__ void dot_rows(Type type, const RowDots& p, int lane) {
-    if (p.num_inputs == 1)
-        dot_shared_one(type, shared_dots(type, p, lane));
-    else
-        dot_shared_several(type, shared_dots(type, p, lane));
+    dot_shared_rows(type, shared_dots(type, p, lane));
 }
 
 // Fills `table` (shared, 16-byte aligned, table_bytes(type) bytes). All threads of the block call; a barrier must follow.

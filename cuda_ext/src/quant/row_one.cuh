@@ -165,4 +165,13 @@ __device__ __forceinline__ void dot_one_row(Type type, const RowDots& row_dots, 
     }
 }
 
+// As the kernels of a window call them: kOneRow, those of a window of one row.
+template <bool kOneRow>
+__device__ __forceinline__ void dot_window_rows(Type type, const RowDots& p, int lane) {
+    if constexpr (kOneRow)
+        dot_one_row(type, p, lane);
+    else
+        dot_rows(type, p, lane);
+}
+
 }  // namespace tandem::quant
