@@ -34,7 +34,12 @@ struct DownPass {
     int end_pair;
 };
 
+template <class T>
 __device__ __forceinline__ DownPass pass_from(const RoutedList& list, int first_expert, int held_pairs) {
+    if constexpr (quant::kOneRow<T>) {  // one pair an expert
+        const int end = min(first_expert + held_pairs, list.num_of_side[kCardSide]);
+        return {first_expert, end, first_expert, end};
+    }
     DownPass pass{first_expert, first_expert, 0, 0};
     if (first_expert < list.num_of_side[kCardSide])
         pass.first_pair = list.experts[list.of_side[kCardSide][first_expert]].side_first;
@@ -56,29 +61,23 @@ struct DownChunk {
     device::AlignedSpan bytes;
 };
 
-// A warp's share of a pass: every num_warps-th chunk.
-template <bool kOneRow>
+// A warp's share of a pass: every num_warps-th chunk. T: as for quant::dot_window_rows.
+template <class T>
 class DownItems {
   public:
     __device__ __forceinline__ DownItems(const DownProblem& p, const DownPlan& plan, const DownBlock& block, const DownPass& pass,
                                          int warp)
-        : p_(p), plan_(plan), block_(block), pass_(pass) {
-        chunks_ = (block.num_columns + plan.ring_plan.stage_rows - 1) / plan.ring_plan.stage_rows;
-        fetched_ = computed_ = warp;
-        end_ = (pass.end_expert - pass.first_expert) * chunks_;
-    }
+        : p_(p), plan_(plan), block_(block), pass_(pass), warp_(warp) {}
 
-    __device__ __forceinline__ bool fetch(device::StagedCopy& copy, uint8_t* stage, int lane) {
-        if (fetched_ >= end_) return false;
-        const DownChunk chunk = at(fetched_);
+    __device__ __forceinline__ bool fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
+        const DownChunk chunk = at(item);
+        if (chunk.num_rows == 0) return false;
         copy.start(stage, chunk.bytes.start, chunk.bytes.nbytes, lane);
-        fetched_ += plan_.ring_plan.num_warps;
         return true;
     }
 
-    __device__ __forceinline__ void compute(const uint8_t* stage, int lane) {
-        const DownChunk chunk = at(computed_);
-        computed_ += plan_.ring_plan.num_warps;
+    __device__ __forceinline__ void compute(int item, const uint8_t* stage, int lane) const {
+        const DownChunk chunk = at(item);
         const int held = chunk.expert->side_first - pass_.first_pair;
         quant::RowDots dots{};
         dots.weights = stage + chunk.bytes.offset;
@@ -94,15 +93,17 @@ class DownItems {
         dots.out = block_.rows + chunk.expert->side_first * plan_.block_columns + chunk.row;
         dots.out_stride = plan_.block_columns;
         dots.input_rows = quant::kAllInputs;
-        quant::dot_window_rows<kOneRow>(p_.down.type, dots, lane);
+        quant::dot_window_rows<T>(p_.down.type, dots, lane);
     }
 
   private:
+    // Beyond the warp's last item there are no rows.
     __device__ __forceinline__ DownChunk at(int item) const {
-        const int index = small_quotient(item, chunks_);
+        const int stage_rows = plan_.ring_plan.stage_rows, chunk = item * plan_.ring_plan.num_warps + warp_,
+                  index = small_quotient(chunk, plan_.chunks);
+        if (index >= pass_.end_expert - pass_.first_expert) return {};
         const RoutedExpert& expert = block_.list.experts[block_.list.of_side[kCardSide][pass_.first_expert + index]];
-        const int row = (item - index * chunks_) * plan_.ring_plan.stage_rows,
-                  num_rows = min(plan_.ring_plan.stage_rows, block_.num_columns - row);
+        const int row = (chunk - index * plan_.chunks) * stage_rows, num_rows = max(0, min(stage_rows, block_.num_columns - row));
         return {&expert, row, num_rows, span_of(expert.blob, p_.down, block_.first_column + row, num_rows)};
     }
 
@@ -110,10 +111,7 @@ class DownItems {
     const DownPlan& plan_;
     const DownBlock& block_;
     const DownPass& pass_;
-    int chunks_;  // of one expert
-    int fetched_;
-    int computed_;
-    int end_;
+    int warp_;
 };
 
 // A super-block of a pair's row of `h`: values 8 * lane .. 8 * lane + 7, zeros beyond the row's end.
@@ -170,20 +168,19 @@ __device__ __forceinline__ void hold_rows(const DownProblem& p, const DownPlan& 
 
 // Everything from the first rows held on: fills block.rows with the rows of all pairs of the card. `ring` has begun to fetch
 // `items`, those of `pass`, if this warp `fetches`. A barrier must follow.
-template <bool kOneRow>
+template <class T>
 __device__ __forceinline__ void multiply_down(const DownProblem& p, const DownPlan& plan, const DownBlock& block, DownPass& pass,
-                                              StageRing& ring, DownItems<kOneRow>& items, bool fetches, int num_pairs) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    hold_rows(p, plan, block, pass, num_pairs);
-    __syncthreads();
-    if (fetches) ring.run(items, lane);
-    while (pass.end_expert < block.list.num_of_side[kCardSide]) {
-        __syncthreads();
-        pass = pass_from(block.list, pass.end_expert, plan.held_pairs);
+                                              StageRing& ring, const DownItems<T>& items, bool fetches, int num_pairs) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    while (true) {
         hold_rows(p, plan, block, pass, num_pairs);
         __syncthreads();
-        DownItems<kOneRow> more(p, plan, block, pass, warp);
-        if (fetches) ring.run(more, lane);
+        if (fetches) ring.run(items, lane);
+        if (pass.end_expert >= block.list.num_of_side[kCardSide]) return;
+        __syncthreads();
+        pass = pass_from<T>(block.list, pass.end_expert, plan.held_pairs);
+        if (fetches) ring.fetch(items, lane);
     }
 }
 

@@ -61,16 +61,16 @@ __device__ __forceinline__ void load_hidden(const DownProblem& p, const DownPlan
     }
 }
 
-template <bool kOneRow>
-__global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
+template <class T>
+__global__ void __launch_bounds__(kThreadsOf<T>, 2)
     down_kernel(const __grid_constant__ DownProblem p, const __grid_constant__ DownPlan plan) {
     const DownBlock block(p, plan);
     RoutedList& list = block.list;
-    constexpr int num_threads = kThreadsOf<kOneRow>;
+    constexpr int num_threads = kThreadsOf<T>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     load_slots(list, p.places, p.choice.num_experts, thread, num_threads);
     if (quant::table_bytes(p.down.type) > 0) quant::load_table(p.down.type, block.shared + plan.table, thread, num_threads);
-    if constexpr (kOneRow) {
+    if constexpr (quant::kOneRow<T>) {
         __syncthreads();
         if (warp == 0) route_one_row(list, p.choice, p.places, lane);
         __syncthreads();
@@ -80,12 +80,12 @@ __global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
 
     StageRing ring(block.shared + plan.rings, plan.ring_plan, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
-    DownPass pass = pass_from(list, 0, plan.held_pairs);
-    DownItems<kOneRow> items(p, plan, block, pass, warp);
+    DownPass pass = pass_from<T>(list, 0, plan.held_pairs);
+    const DownItems<T> items(p, plan, block, pass, warp);
     if (fetches) ring.fetch(items, lane);
     load_hidden(p, plan, block);
     auto* gates = reinterpret_cast<float*>(block.shared + plan.held);
-    if constexpr (kOneRow) {
+    if constexpr (quant::kOneRow<T>) {
         if (warp == 0) weigh_one_row(list, p.choice, gates, lane);
     } else {
         weigh_rows(list, p.choice, p.num_rows, gates, thread, num_threads);
@@ -100,6 +100,11 @@ __global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     if (p.leaves_room) device::launch_dependents();
     combine(p, plan, block);
 }
+
+template <class T>
+struct Instance {
+    static constexpr auto kernel = down_kernel<T>;
+};
 
 }  // namespace
 
@@ -141,6 +146,7 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
     require(plan.ring_plan.num_warps > 0, "down rows of " + std::to_string(p.down.row_bytes) + " bytes for " +
                                               std::to_string(num_pairs) + " pairs do not fit the " +
                                               std::to_string(card.block_shared_bytes) + " bytes of shared memory");
+    plan.chunks = (plan.block_columns + plan.ring_plan.stage_rows - 1) / plan.ring_plan.stage_rows;
     plan.shared_bytes = plan.rings + plan.ring_plan.nbytes;
     return plan;
 }
@@ -150,7 +156,7 @@ void down_window(const DownProblem& p, const CardShape& card, bool dependent, cu
     const DownPlan plan = plan_down(p, card, num_threads);
     const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(num_threads);
     device::launch({dim3(blocks), dim3(threads), plan.shared_bytes, stream, dependent},
-                   p.num_rows == 1 ? down_kernel<true> : down_kernel<false>, p, plan);
+                   p.num_rows == 1 ? quant::kernel_of<Instance>(p.down.type) : down_kernel<quant::AnyType>, p, plan);
 }
 
 }  // namespace tandem::cuda

@@ -11,8 +11,6 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr int kMaxStages = 4;
-constexpr size_t kBarrierBytes = 16;  // of a stage: device::StagedCopy
 constexpr size_t kMarginBytes = 32;   // of a matrix: copies begin and end at multiples of 16, dot products read 3 bytes beyond
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "ops/gating.h"
 #include "quant/row.h"
 
@@ -75,15 +76,15 @@ struct CardShape {
 // registers, twice the warps.
 constexpr int kWindowThreads = 256;
 constexpr int kOneRowThreads = 512;
-template <bool kOneRow>
-constexpr int kThreadsOf = kOneRow ? kOneRowThreads : kWindowThreads;
-
 constexpr int window_threads(int num_rows) {
     return num_rows == 1 ? kOneRowThreads : kWindowThreads;
 }
 constexpr int window_warps(int num_rows) {
     return window_threads(num_rows) / 32;
 }
+
+constexpr uint32_t kBarrierBytes = 16;  // of a stage
+constexpr int kMaxStages = 4;           // of a warp
 
 // The rings through which the warps of a block fetch weight rows into shared memory, `num_stages` each.
 struct RingPlan {
@@ -93,6 +94,11 @@ struct RingPlan {
     uint32_t stage_bytes;  // a multiple of 16
     uint32_t nbytes;       // of all rings with their barriers
 };
+
+// Where the stages begin, behind the barriers of all rings.
+TANDEM_HD constexpr uint32_t stages_at(const RingPlan& plan) {
+    return static_cast<uint32_t>(plan.num_warps * plan.num_stages) * kBarrierBytes;
+}
 
 struct WantedRings {
     int num_warps;

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kNormBytes = 64 * 1024;  // rows of more than this together are normed one after the other
 constexpr int kSharedPercent = 58;        // of a multiprocessor's, so that the next kernel's blocks find room while these still run
 
-template <bool kOneRow>
+template <class T>
 __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
     const int width = p.gate.columns, groups = (width + quant::kSuper - 1) / quant::kSuper;
     NormRows rows{};
@@ -28,8 +28,8 @@ __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& p
         rows.num_rows = min(plan.norm_rows, p.num_rows - first);
         if (plan.wants_groups()) rows.groups = reinterpret_cast<quant::SharedGroup*>(shared + plan.groups) + first * groups;
         if (plan.wants_values()) rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
-        rows.scratch = plan.wants_values() ? rows.values : reinterpret_cast<float*>(shared + plan.rings);
-        if constexpr (kOneRow)
+        rows.scratch = plan.wants_values() ? rows.values : reinterpret_cast<float*>(shared + plan.scratch);
+        if constexpr (quant::kOneRow<T>)
             norm_one_row(rows, fetch_gamma(p.gamma, width, threadIdx.x), threadIdx.x, kOneRowThreads);
         else
             norm_rows(rows, threadIdx.x, kWindowThreads);
@@ -87,32 +87,32 @@ __device__ void count_uses(const GateUpProblem& p, const RoutedList& list) {
     if (p.tier_rows) atomicAdd(p.tier_rows + expert.tier, static_cast<unsigned long long>(expert.count));
 }
 
-template <bool kOneRow>
-__global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
+template <class T>
+__global__ void __launch_bounds__(kThreadsOf<T>, 2)
     gate_up_kernel(const __grid_constant__ GateUpProblem p, const __grid_constant__ GateUpPlan plan) {
     unsigned char* shared = device::dynamic_shared();
     RoutedList& list = *reinterpret_cast<RoutedList*>(shared);
-    constexpr int num_threads = kThreadsOf<kOneRow>;
+    constexpr int num_threads = kThreadsOf<T>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
     if (p.hidden_is_fresh) device::wait_prerequisites();
     load_slots(list, p.places, p.choice.num_experts, thread, num_threads);
     if (quant::table_bytes(p.gate.type) > 0) quant::load_table(p.gate.type, shared + plan.gate_table, thread, num_threads);
     if (p.up.type != p.gate.type && quant::table_bytes(p.up.type) > 0)
         quant::load_table(p.up.type, shared + plan.up_table, thread, num_threads);
-    norm<kOneRow>(p, plan, shared);
+    norm<T>(p, plan, shared);
     device::fence_stores();
     __syncthreads();
     if (!p.hidden_is_fresh) device::wait_prerequisites();
     device::launch_dependents();
-    if constexpr (kOneRow) {
+    if constexpr (quant::kOneRow<T>) {
         if (warp == 0) route_one_row(list, p.choice, p.places, lane);
         __syncthreads();
     } else {
         route_rows(list, p.choice, p.places, p.num_rows, thread, num_threads);
     }
 
-    GateUpItems<kOneRow> items(p, plan, list, shared, warp);
-    StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
+    const GateUpItems<T> items(p, plan, list, shared, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
     if (blockIdx.x == 0) {
@@ -120,6 +120,15 @@ __global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
         count_uses(p, list);
     }
     if (fetches) ring.run(items, lane);
+}
+
+template <class T>
+struct Instance {
+    static constexpr auto kernel = gate_up_kernel<T>;
+};
+
+bool has_own_kernel(const GateUpProblem& p) {
+    return p.num_rows == 1 && p.gate.type == p.up.type;
 }
 
 // One stage for each warp, since a stage more costs as many instructions as its rows; no warps where it does not fit.
@@ -150,6 +159,7 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     plan.gate_table = pieces.take(quant::table_bytes(p.gate.type));
     plan.up_table = p.up.type == p.gate.type ? plan.gate_table : pieces.take(quant::table_bytes(p.up.type));
     const int num_warps = num_threads / 32;
+    plan.shares = pieces.take(num_warps * sizeof(ShareOfExperts));
     plan.results = pieces.take(num_warps * kGateUpResults * sizeof(float));
     plan.rings = pieces.take(0);
     const size_t rows_bytes = p.gate.row_bytes + p.up.row_bytes;
@@ -160,7 +170,7 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, p.num_rows));
     const size_t scratch_bytes = plan.wants_values() ? 0 : plan.norm_rows * value_bytes;
     for (const size_t limit : {card.modest_shared_bytes(kSharedPercent), card.block_shared_bytes}) {
-        if (limit < plan.rings + scratch_bytes) continue;
+        if (limit < plan.rings + num_warps * kMaxStages * kBarrierBytes + scratch_bytes) continue;
         for (int rows = share_rows; rows > share_rows / 2 && plan.ring_plan.num_warps == 0; rows--)
             plan.ring_plan = plan_single_stage(limit - plan.rings, num_warps, rows, rows_bytes);
         if (plan.ring_plan.num_warps > 0) break;
@@ -170,16 +180,17 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     require(plan.ring_plan.num_warps > 0, "gate and up rows of " + std::to_string(rows_bytes) + " bytes for " +
                                               std::to_string(p.num_rows) + " rows do not fit the " +
                                               std::to_string(card.block_shared_bytes) + " bytes of shared memory");
-    plan.shared_bytes = plan.rings + static_cast<uint32_t>(std::max<size_t>(plan.ring_plan.nbytes, scratch_bytes));
+    plan.scratch = plan.wants_values() ? plan.values : plan.rings + stages_at(plan.ring_plan);
+    plan.shared_bytes = std::max<uint32_t>(plan.rings + plan.ring_plan.nbytes, plan.scratch + static_cast<uint32_t>(scratch_bytes));
     return plan;
 }
 
 void gate_up_window(const GateUpProblem& p, const CardShape& card, bool dependent, cudaStream_t stream) {
-    const int num_threads = window_threads(p.num_rows);
+    const int num_threads = has_own_kernel(p) ? kOneRowThreads : kWindowThreads;
     const GateUpPlan plan = plan_gate_up(p, card, num_threads);
     const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(num_threads);
     device::launch({dim3(blocks), dim3(threads), plan.shared_bytes, stream, dependent},
-                   p.num_rows == 1 ? gate_up_kernel<true> : gate_up_kernel<false>, p, plan);
+                   has_own_kernel(p) ? quant::kernel_of<Instance>(p.gate.type) : gate_up_kernel<quant::AnyType>, p, plan);
 }
 
 }  // namespace tandem::cuda

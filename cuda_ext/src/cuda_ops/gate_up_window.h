@@ -29,7 +29,7 @@ struct GateUpProblem {
     unsigned long long* tier_rows;  // [kNumTiers], added to; or null
 };
 
-// The grid, and offsets into a block's shared memory. The scratch of the norm lies where the rings will be.
+// The grid, and offsets into a block's shared memory.
 struct GateUpPlan {
     int32_t num_blocks;
     int32_t norm_rows;       // rows that are normed at a time
@@ -40,6 +40,8 @@ struct GateUpPlan {
     uint32_t inverse;
     uint32_t gate_table;
     uint32_t up_table;
+    uint32_t scratch;  // of the norm: float [norm_rows, columns], where the stages will be; `values` where there are some
+    uint32_t shares;   // ShareOfExperts [warps]
     uint32_t results;  // float [warps, kMaxWindowRows, 2 * stage_rows]
     uint32_t rings;
     uint32_t shared_bytes;

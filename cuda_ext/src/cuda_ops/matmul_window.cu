@@ -16,13 +16,13 @@ __device__ __forceinline__ void copy_units(void* shared, const void* global, siz
     for (int i = thread; i < static_cast<int>(nbytes / sizeof(uint4)); i += num_threads) to[i] = __ldcg(from + i);
 }
 
-template <bool kOneRow>
-__global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
+template <class T>
+__global__ void __launch_bounds__(kThreadsOf<T>, 2)
     matmul_kernel(const __grid_constant__ MatmulWindowProblem p, const __grid_constant__ ProductsPlan plan) {
     unsigned char* shared = device::dynamic_shared();
-    constexpr int num_threads = kThreadsOf<kOneRow>;
+    constexpr int num_threads = kThreadsOf<T>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    ProductItems<kOneRow> items(p.products, plan, p.num_rows, warp);
+    const ProductItems<T> items(p.products, plan, p.num_rows, warp);
     StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
@@ -36,14 +36,20 @@ __global__ void __launch_bounds__(kThreadsOf<kOneRow>, 2)
     if (plan.wants_values)
         copy_units(shared + plan.values, p.values, static_cast<size_t>(p.num_rows) * columns * sizeof(float), thread, num_threads);
     __syncthreads();
-    if (fetches) ring.run(items, lane);
+    if (fetches) items.run(ring, lane);
 }
+
+template <class T>
+struct Instance {
+    static constexpr auto kernel = matmul_kernel<T>;
+};
 
 }  // namespace
 
 void matmul_window(const MatmulWindowProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream) {
     const ProductsPlan plan = plan_products(problem.products, problem.num_rows, false, card);
     const int64_t columns = problem.products.product[0].weights.columns, groups = (columns + quant::kSuper - 1) / quant::kSuper;
+    const auto kernel = kernel_for<Instance>(problem.products, plan.launch_rows);
     for (int first = 0; first < problem.num_rows; first += plan.launch_rows) {
         MatmulWindowProblem part = problem;
         part.num_rows = std::min(plan.launch_rows, problem.num_rows - first);
@@ -52,7 +58,7 @@ void matmul_window(const MatmulWindowProblem& problem, const CardShape& card, bo
         part.products = rows_from(problem.products, first);
         device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(window_threads(plan.launch_rows)), plan.shared_bytes,
                         stream, dependent},
-                       plan.launch_rows == 1 ? matmul_kernel<true> : matmul_kernel<false>, part, plan);
+                       kernel, part, plan);
     }
 }
 

@@ -16,29 +16,22 @@ struct StageOfRows {
     device::AlignedSpan span;
 };
 
-template <bool kOneRow>
+// T: as for quant::dot_window_rows.
+template <class T>
 class ProductItems {
   public:
-    // All rows of all products, one after the other, are shared evenly among the warps of all blocks; neighbouring shares lie in
-    // different blocks.
     __device__ __forceinline__ ProductItems(const Products& products, const ProductsPlan& plan, int num_inputs, int warp)
-        : products_(products), plan_(plan), num_inputs_(num_inputs), warp_(warp) {
-        const EvenShare share = share_of(plan.share_rows, plan.share_rest, warp * plan.num_blocks + blockIdx.x);
-        fetched_ = computed_ = share.begin;
-        end_ = share.end;
-    }
+        : products_(products), plan_(plan), num_inputs_(num_inputs), warp_(warp) {}
 
-    __device__ __forceinline__ bool fetch(device::StagedCopy& copy, uint8_t* stage, int lane) {
-        if (fetched_ >= end_) return false;
-        const StageOfRows rows = at(fetched_);
+    __device__ __forceinline__ bool fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
+        const StageOfRows rows = at(item);
+        if (rows.num_rows == 0) return false;
         copy.start(stage, rows.span.start, rows.span.nbytes, lane);
-        fetched_ += rows.num_rows;
         return true;
     }
 
-    __device__ __forceinline__ void compute(const uint8_t* stage, int lane) {
-        const StageOfRows rows = at(computed_);
-        computed_ += rows.num_rows;
+    __device__ __forceinline__ void compute(int item, const uint8_t* stage, int lane) const {
+        const StageOfRows rows = at(item);
         const Product& product = products_.product[rows.product];
         unsigned char* shared = device::dynamic_shared();
         quant::RowDots dots{};
@@ -53,7 +46,7 @@ class ProductItems {
         dots.out = product.out + rows.row;
         dots.out_stride = product.weights.rows;
         // Residuals are on their way while the rows are computed.
-        const int num_inputs = kOneRow ? 1 : num_inputs_, input = kOneRow ? 0 : small_quotient(lane, rows.num_rows);
+        const int num_inputs = quant::kOneRow<T> ? 1 : num_inputs_, input = quant::kOneRow<T> ? 0 : small_quotient(lane, rows.num_rows);
         const bool adds = product.residual && lane < num_inputs * rows.num_rows;
         const int at = input * product.weights.rows + rows.row + lane - input * rows.num_rows;
         const float residual = adds ? __ldcg(product.residual + at) : 0.0f;
@@ -62,32 +55,89 @@ class ProductItems {
             dots.out_stride = rows.num_rows;
         }
         const float* results = dots.out;
-        quant::dot_window_rows<kOneRow>(product.weights.type, dots, lane);
+        quant::dot_window_rows<T>(product.weights.type, dots, lane);
         if (!product.residual) return;
         __syncwarp();
         if (adds) product.out[at] = quant::add(residual, results[lane]);
         __syncwarp();
     }
 
+    // Every item, one product after the other; after ring.fetch().
+    __device__ __forceinline__ void run(StageRing& ring, int lane) const {
+        if constexpr (!std::is_same_v<T, quant::EachType>) {
+            ring.run(*this, lane);
+        } else {
+#pragma unroll 1
+            while (!ring.is_done()) {
+                const int product = at(ring.num_computed()).product, end = end_of(product);
+                quant::with_type(products_.product[product].weights.type, [&]<class Own>() {
+                    ring.run_until(end, ProductItems<Own>(products_, plan_, num_inputs_, warp_), *this, lane);
+                });
+            }
+        }
+    }
+
   private:
-    __device__ __forceinline__ StageOfRows at(int position) const {
-        int product = 0, row = position;
-        while (row >= products_.product[product].weights.rows) row -= products_.product[product++].weights.rows;
-        const DeviceMatrix& weights = products_.product[product].weights;
-        const int num_rows = min(min(plan_.ring_plan.stage_rows, weights.rows - row), end_ - position);
-        return {product, row, num_rows, device::aligned_span(weights.data + row * weights.row_bytes, num_rows * weights.row_bytes)};
+    // All rows of all products, one after the other, are shared evenly among the warps of all blocks; neighbouring shares lie in
+    // different blocks.
+    __device__ __forceinline__ EvenShare share() const {
+        return share_of(plan_.share_rows, plan_.share_rest, warp_ * plan_.num_blocks + blockIdx.x);
+    }
+
+    // Beyond the warp's last item there are no rows.
+    __device__ __forceinline__ StageOfRows at(int item) const {
+        const int stage_rows = plan_.ring_plan.stage_rows;
+        int row = share().begin, left = share().end - row;
+#pragma unroll 1
+        for (int product = 0; left > 0; product++) {
+            const DeviceMatrix& weights = products_.product[product].weights;
+            const int here = min(weights.rows - row, left), skipped = item * stage_rows;
+            if (skipped < here) {
+                row += skipped;
+                const int num_rows = min(stage_rows, here - skipped);
+                return {product, row, num_rows,
+                        device::aligned_span(weights.data + row * weights.row_bytes, num_rows * weights.row_bytes)};
+            }
+            row = max(0, row - weights.rows);
+            if (here <= 0) continue;
+            left -= here;
+            if (left > 0) item -= (here + stage_rows - 1) / stage_rows;
+        }
+        return {};
+    }
+
+    // The number of the first item behind those of a product.
+    __device__ __forceinline__ int end_of(int product) const {
+        int row = share().begin, left = share().end - row, end = 0;
+#pragma unroll 1
+        for (int i = 0; i <= product; i++) {
+            const int rows = products_.product[i].weights.rows, here = min(rows - row, left);
+            row = max(0, row - rows);
+            if (here <= 0) continue;
+            left -= here;
+            if (left == 0) return kEveryItem;
+            end += (here + plan_.ring_plan.stage_rows - 1) / plan_.ring_plan.stage_rows;
+        }
+        return end;
     }
 
     const Products& products_;
     const ProductsPlan& plan_;
     int num_inputs_;
     int warp_;
-    int fetched_;  // position in all rows
-    int computed_;
-    int end_;
 };
 
 static_assert(kMaxWindowRows * 4 <= 32, "a lane takes one result of a stage");
+
+// Instance<T>::kernel that multiplies `num_rows` rows by these products.
+template <template <class> class Instance>
+auto kernel_for(const Products& products, int num_rows) {
+    if (num_rows > 1) return Instance<quant::AnyType>::kernel;
+    const quant::Type type = products.product[0].weights.type;
+    for (int i = 1; i < products.num_products; i++)
+        if (products.product[i].weights.type != type) return Instance<quant::EachType>::kernel;
+    return quant::kernel_of<Instance>(type);
+}
 
 // The code books of the products' types.
 __device__ __forceinline__ void load_tables(const Products& products, const ProductsPlan& plan, int thread, int num_threads) {

@@ -14,9 +14,7 @@ namespace {
 
 constexpr int64_t kMaxStageRows = 4;   // dot_rows is at its best with four rows at a time
 constexpr int64_t kMaxSingleRows = 8;  // of a single stage, for one input row
-constexpr int kMaxStages = 4;
 constexpr int kLongRows = 16;             // of a warp
-constexpr size_t kBarrierBytes = 16;      // of a stage: device::StagedCopy
 constexpr size_t kMarginBytes = 32;       // of a stage: copies begin and end at multiples of 16, dot products read 3 bytes beyond
 constexpr size_t kNormBytes = 32 * 1024;  // rows of more than this together are normed one after the other
 constexpr size_t kSharedPercent = 48;     // of a multiprocessor's, so that the next kernel's blocks find room meanwhile

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kWindowThreads, 2) serve_gate_up_kernel(const 
     if (!is_sound || request.num_experts == 0) return;
     const GateUpProblem& work = layer_of(p, request).gate_up;
     const GateUpPlan& plan = layer_of(p, request).gate_up_plan;
-    GateUpItems<false> items(work, plan, list, shared, warp);
+    const GateUpItems<quant::AnyType> items(work, plan, list, shared, warp, lane);
     StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(kWindowThreads, 2) serve_down_kernel(const __g
         quant::load_table(work.down.type, block.shared + plan.table, thread, kWindowThreads);
         StageRing ring(block.shared + plan.rings, plan.ring_plan, warp, lane);
         const bool fetches = warp < plan.ring_plan.num_warps;
-        DownPass pass = pass_from(list, 0, plan.held_pairs);
-        DownItems<false> items(work, plan, block, pass, warp);
+        DownPass pass = pass_from<quant::AnyType>(list, 0, plan.held_pairs);
+        const DownItems<quant::AnyType> items(work, plan, block, pass, warp);
         if (fetches) ring.fetch(items, lane);
         device::wait_prerequisites();
         const int num_pairs = static_cast<int>(request.num_pairs);

@@ -3,8 +3,12 @@
 #include "cuda_ops/experts_window.h"
 #include "device/aligned_span.cuh"
 #include "device/primitives.cuh"
+#include "quant/row_one.cuh"
 
 namespace tandem::cuda {
+
+template <class T>
+constexpr int kThreadsOf = quant::kOneRow<T> ? kOneRowThreads : kWindowThreads;
 
 // Part `share` of `num` things in `num_shares` parts that differ by one at most.
 struct EvenShare {
@@ -34,66 +38,79 @@ __device__ __forceinline__ device::AlignedSpan span_of(const uint8_t* blob, cons
                                 static_cast<uint32_t>(num_rows) * row_bytes);
 }
 
-// `Items` is a warp's work, in two cursors over the same sequence:
-//     bool fetch(device::StagedCopy&, uint8_t* stage, int lane)   starts the copies of the next item; false when there is none
-//     void compute(const uint8_t* stage, int lane)                the next item, whose bytes are there
+constexpr int kEveryItem = 0x7fffffff;  // a number behind that of every item
+
+// `Items` is a warp's work, numbered from 0. It should know an item by its number alone: what a warp keeps while it multiplies costs
+// registers that the dot products have not, and what they push out comes back through the first cache, which is small.
+//     bool fetch(int item, device::StagedCopy&, uint8_t* stage, int lane)   starts the copies of an item; false beyond the last
+//     void compute(int item, const uint8_t* stage, int lane)                the same item, whose bytes are there
 class StageRing {
   public:
     // Barriers of all rings of a block come first, then the stages. Makes this warp's barriers, if it has some.
     __device__ __forceinline__ StageRing(uint8_t* memory, const RingPlan& plan, int warp, int lane)
-        : copies_(reinterpret_cast<device::StagedCopy*>(memory) + warp * plan.num_stages),
-          stages_(memory + plan.num_warps * plan.num_stages * sizeof(device::StagedCopy) +
-                  static_cast<size_t>(warp) * plan.num_stages * plan.stage_bytes),
-          stage_bytes_(plan.stage_bytes),
-          num_stages_(plan.num_stages) {
+        : memory_(memory), plan_(plan), warp_(warp) {
         if (warp < plan.num_warps && lane == 0)
 #pragma unroll 1
-            for (int i = 0; i < num_stages_; i++) copies_[i].init();
-        device::fence_stores();
+            for (int stage = 0; stage < plan.num_stages; stage++) copy_of(stage).init();
         __syncwarp();
     }
 
-    // Starts as many copies as there are free stages.
+    // Starts the first copies, as many as there are stages. Bytes that ordinary stores left there: fence_stores() and a barrier first.
     template <class Items>
-    __device__ __forceinline__ void fetch(Items& items, int lane) {
-        while (num_open_ < num_stages_ && start(items, lane)) {
+    __device__ __forceinline__ void fetch(const Items& items, int lane) {
+        while (num_fetched_ < plan_.num_stages && fetch_into(num_fetched_, items, lane)) {
         }
     }
 
-    // Computes everything.
+    // Computes everything, and fetches what is left; after a fetch() of the same items. The ring is empty then.
     template <class Items>
-    __device__ __forceinline__ void run(Items& items, int lane) {
-        fetch(items, lane);
-        while (num_open_ > 0) {
-            copies_[oldest_].wait(lane);
-            items.compute(stages_ + oldest_ * stage_bytes_, lane);
+    __device__ __forceinline__ void run(const Items& items, int lane) {
+        run_until(kEveryItem, items, items, lane);
+        num_fetched_ = num_computed_ = stage_ = 0;
+    }
+
+    // Computes those up to number `end` by `some`, and fetches what `items` has left.
+    template <class Some, class Items>
+    __device__ __forceinline__ void run_until(int end, const Some& some, const Items& items, int lane) {
+#pragma unroll 1
+        while (num_computed_ < min(num_fetched_, end)) {
+            copy_of(stage_).wait(lane, parities_ >> stage_ & 1);
+            parities_ ^= 1u << stage_;
+            some.compute(num_computed_++, stage_of(stage_), lane);
             __syncwarp();  // all lanes have read the stage
-            num_open_--;
-            oldest_ = next(oldest_);
-            start(items, lane);
+            fetch_into(stage_, items, lane);
+            stage_ = stage_ + 1 == plan_.num_stages ? 0 : stage_ + 1;
         }
     }
+
+    __device__ __forceinline__ bool is_done() const { return num_computed_ == num_fetched_; }
+    __device__ __forceinline__ int num_computed() const { return num_computed_; }
 
   private:
-    __device__ __forceinline__ int next(int stage) const { return stage + 1 == num_stages_ ? 0 : stage + 1; }
+    __device__ __forceinline__ int index_of(int stage) const { return warp_ * plan_.num_stages + stage; }
+    __device__ __forceinline__ device::StagedCopy& copy_of(int stage) const {
+        return reinterpret_cast<device::StagedCopy*>(memory_)[index_of(stage)];
+    }
+    __device__ __forceinline__ uint8_t* stage_of(int stage) const {
+        return memory_ + stages_at(plan_) + static_cast<uint32_t>(index_of(stage)) * plan_.stage_bytes;
+    }
 
     template <class Items>
-    __device__ __forceinline__ bool start(Items& items, int lane) {
-        if (!items.fetch(copies_[newest_], stages_ + newest_ * stage_bytes_, lane)) return false;
-        newest_ = next(newest_);
-        num_open_++;
+    __device__ __forceinline__ bool fetch_into(int stage, const Items& items, int lane) {
+        if (!items.fetch(num_fetched_, copy_of(stage), stage_of(stage), lane)) return false;
+        num_fetched_++;
         return true;
     }
 
-    device::StagedCopy* copies_;
-    uint8_t* stages_;
-    uint32_t stage_bytes_;
-    int num_stages_;
-    int newest_ = 0;  // the next stage to fill
-    int oldest_ = 0;  // the next stage to compute
-    int num_open_ = 0;
+    uint8_t* memory_;
+    const RingPlan& plan_;
+    int warp_;
+    int num_fetched_ = 0;  // items
+    int num_computed_ = 0;
+    int stage_ = 0;          // of the next to compute
+    uint32_t parities_ = 0;  // bit s: of the next round of stage s
 };
 
-static_assert(sizeof(device::StagedCopy) == 16);
+static_assert(sizeof(device::StagedCopy) == kBarrierBytes);
 
 }  // namespace tandem::cuda

@@ -11,14 +11,13 @@
 namespace tandem::device {
 
 // One per warp and stage, in shared memory. A round: any number of start(), then one wait(). All lanes of the warp call every
-// method but init(), which one thread calls; a block barrier must stand between init() and the first start().
+// method but init(), which one thread calls; a barrier of the warp must stand between init() and the first start().
 //
 // The destination may be started again only after every lane has read it (a __syncwarp() stands between). Where it was
 // written by ordinary stores, the writing lanes call fence_stores() before that __syncwarp().
-class StagedCopy {
+class alignas(16) StagedCopy {
   public:
     __device__ __forceinline__ void init() {
-        phase_ = 0;
 #if __CUDA_ARCH__ >= 900
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(address()) : "memory");
 #endif
@@ -45,16 +44,13 @@ class StagedCopy {
 #endif
     }
 
-    // Returns when the bytes of this round are there, for every lane.
-    __device__ __forceinline__ void wait(int lane) {
+    // Returns when the bytes of this round are there, for every lane. `parity`: of the round's number, the first is 0.
+    __device__ __forceinline__ void wait(int lane, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
-        __syncwarp();  // lane 0 may have turned the phase just now
-        const uint32_t phase = phase_;
         if (lane == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
-        while (!phase_done(phase)) {
+        while (!round_done(parity)) {
         }
         __syncwarp();
-        if (lane == 0) phase_ = phase ^ 1;
 #else
         copy_async_wait<0>();
         __syncwarp();
@@ -64,19 +60,18 @@ class StagedCopy {
   private:
     __device__ __forceinline__ uint32_t address() const { return static_cast<uint32_t>(__cvta_generic_to_shared(&barrier_)); }
 
-    __device__ __forceinline__ bool phase_done(uint32_t phase) const {
+    __device__ __forceinline__ bool round_done(uint32_t parity) const {
         uint32_t done = 0;
 #if __CUDA_ARCH__ >= 900
         asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
                      : "=r"(done)
-                     : "r"(address()), "r"(phase)
+                     : "r"(address()), "r"(parity)
                      : "memory");
 #endif
         return done != 0;
     }
 
     uint64_t barrier_;
-    uint32_t phase_;  // parity of the round under way
 };
 
 // Makes this thread's stores to shared memory come before bulk copies that start later.

@@ -79,9 +79,9 @@ __global__ void copy_staged_kernel(const uint8_t* rows, size_t row_bytes, int nu
     };
     for (int s = 0; s < kStages; s++)
         if (warp + s * kWarps < num_rows) start(warp + s * kWarps, s);
-    int stage = 0;
-    for (int row = warp; row < num_rows; row += kWarps, stage ^= 1) {
-        copies[warp][stage].wait(lane);
+    for (int row = warp, round = 0; row < num_rows; row += kWarps, round++) {
+        const int stage = round % kStages;
+        copies[warp][stage].wait(lane, round / kStages % 2);
         const uint32_t offset = device::aligned_span(rows + row * row_bytes, row_bytes).offset;
         for (size_t i = lane; i < row_bytes; i += kLanes) out[row * row_bytes + i] = stages[stage * stage_bytes + offset + i];
         __syncwarp();

@@ -10,7 +10,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "device/pinned.cuh"
+#include <type_traits>
+
 #include "quant/float_weight.cuh"
 #include "quant/packed/all.cuh"
 #include "quant/packed/block_dot.cuh"
@@ -108,6 +109,9 @@ __device__ __forceinline__ void dot_side_by_side(const SharedDots& p) {
 }
 
 template <class T>
+constexpr bool is_float_type = std::is_same_v<T, F32> || std::is_same_v<T, F16> || std::is_same_v<T, BF16>;
+
+template <class T>
 __device__ __forceinline__ void dot_one_blocks(const SharedDots& p) {
     if (p.num_groups() > kSideSupers)
         dot_whole<T>(p);
@@ -132,46 +136,47 @@ __device__ __forceinline__ void dot_one_floats(const SharedDots& p) {
     }
 }
 
-// Copies that only their own case uses. Else the compiler computes what all cases might want before the switch, and has no
-// registers left for it.
-__device__ __forceinline__ SharedDots pinned(const SharedDots& p) {
-    SharedDots own = p;
-    own.counts = device::pinned(p.counts);
-    own.weights = device::pinned(p.weights);
-    own.row_bytes = device::pinned(p.row_bytes);
-    own.columns = static_cast<int>(device::pinned(static_cast<uint32_t>(p.columns)));
-    own.inputs = device::pinned(p.inputs);
-    own.input_rows = device::pinned(p.input_rows);
-    own.table = device::pinned(p.table);
-    return own;
+// What a kernel of a window is compiled for: with a type's own struct (types/), for one row and weights of that type; else
+struct AnyType {};   // for one row or several, of any types, by the functions of row_device.cuh
+struct EachType {};  // for one row, of any types, by a switch
+
+template <class T>
+constexpr bool kOneRow = !std::is_same_v<T, AnyType>;
+
+// All 32 lanes call together. With a type's own struct the only input row is the first of `input_rows`, and `type` is T.
+template <class T>
+__device__ __forceinline__ void dot_window_rows(Type type, const RowDots& p, int lane) {
+    if constexpr (std::is_same_v<T, AnyType>)
+        dot_rows(type, p, lane);
+    else if constexpr (is_float_type<T>)
+        dot_one_floats<T>(shared_dots(type, p, lane));
+    else
+        dot_one_blocks<T>(shared_dots(type, p, lane));
 }
 
-// All 32 lanes call together. The only input row is the first of `input_rows`.
-__device__ __forceinline__ void dot_one_row(Type type, const RowDots& row_dots, int lane) {
-    const SharedDots p = shared_dots(type, row_dots, lane);
+// act.operator()<T>() for the type.
+template <class Act>
+__device__ __forceinline__ void with_type(Type type, const Act& act) {
     switch (type) {
-#define TANDEM_CASE(name, number)        \
-    case Type::name:                     \
-        dot_one_floats<name>(pinned(p)); \
-        return;
-        TANDEM_FLOAT_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-#define TANDEM_CASE(name, number)        \
-    case Type::name:                     \
-        dot_one_blocks<name>(pinned(p)); \
-        return;
-        TANDEM_BLOCK_TYPES(TANDEM_CASE)
+#define TANDEM_CASE(name, number) \
+    case Type::name:              \
+        return act.template operator()<name>();
+        TANDEM_QUANT_TYPES(TANDEM_CASE)
 #undef TANDEM_CASE
     }
 }
 
-// As the kernels of a window call them: kOneRow, those of a window of one row.
-template <bool kOneRow>
-__device__ __forceinline__ void dot_window_rows(Type type, const RowDots& p, int lane) {
-    if constexpr (kOneRow)
-        dot_one_row(type, p, lane);
-    else
-        dot_rows(type, p, lane);
+// Instance<T>::kernel for the type. Host code.
+template <template <class> class Instance>
+auto kernel_of(Type type) {
+    switch (type) {
+#define TANDEM_CASE(name, number) \
+    case Type::name:              \
+        return Instance<name>::kernel;
+        TANDEM_QUANT_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+    }
+    __builtin_unreachable();
 }
 
 }  // namespace tandem::quant

@@ -10,7 +10,7 @@ class StagedCopy {
   public:
     void init() {
         serial_ = emulation::current->block->serial();
-        num_starts_ = num_calls_ = 0;
+        num_starts_ = num_calls_ = num_rounds_ = 0;
     }
 
     void start(void* shared, const void* global, uint32_t nbytes, int lane) {
@@ -24,8 +24,9 @@ class StagedCopy {
         block.staged.push_back({this, shared, global, nbytes});
     }
 
-    void wait(int lane, Place place = Place::current()) {
+    void wait(int lane, uint32_t parity, Place place = Place::current()) {
         check("StagedCopy::wait", lane);
+        if (parity != num_rounds_ % 2) emulation::current->block->fail("waits for another round of a StagedCopy than that under way");
         emulation::current->block->meet(
             "StagedCopy::wait", this, [](void* const(&lanes)[emulation::kLanes]) { static_cast<StagedCopy*>(lanes[0])->finish(); },
             place);
@@ -46,10 +47,12 @@ class StagedCopy {
             if (mine(part)) std::memcpy(part.to, part.from, part.nbytes);
         std::erase_if(block.staged, mine);
         num_starts_ = num_calls_ = 0;
+        num_rounds_++;
     }
 
     uint64_t serial_;  // of the block that called init()
-    uint32_t num_starts_, num_calls_;
+    uint16_t num_starts_, num_calls_;
+    uint32_t num_rounds_;
 };
 
 inline void fence_stores() {}
