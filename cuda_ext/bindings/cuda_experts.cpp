@@ -117,7 +117,7 @@ struct WindowCase {
 void launch_layers(const WindowCase& c, cuda::GateUpProblem gate_up, cuda::DownProblem down, cudaStream_t stream) {
     const cuda::CardShape card = card_shape();
     for (int layer = 0; layer < c.num_layers; layer++) {
-        gate_up.layer = layer;
+        gate_up.layer = down.layer = layer;
         cuda::gate_up_window(gate_up, card, true, stream);
         cuda::down_window(down, card, true, stream);
     }

@@ -153,6 +153,7 @@ void ExpertsStep::window(const WindowRun& run) const {
     down.words = program_.words();
     down.leaves_room = run.leaves_room;
     down.state = program_.misses();
+    down.layer = layer_;
     cuda::down_window(down, card, true, run.stream);
 }
 

@@ -40,6 +40,7 @@ CudaProgram::CudaProgram(std::shared_ptr<CudaCard> card, const Program::Limits& 
       misses_(on_card(sizeof(cuda::MissState))),
       post_memory_(mapped(HostTier::shared_bytes(post_shape_))),
       end_(mapped(sizeof(cuda::WindowEnd))),
+      likeliest_parts_(on_card(limits.max_logits * sizeof(cuda::LikeliestParts))),
       likeliest_(mapped(limits.max_logits * sizeof(cuda::Likeliest))),
       read_(mapped(limits.vocab * sizeof(float))),
       counter_(on_card(sizeof(uint32_t))),
@@ -195,7 +196,8 @@ void CudaProgram::enqueue_window(const WindowRun& run) {
 
 void CudaProgram::enqueue_end(int num_logits, cudaStream_t stream) {
     if (num_logits == 0) return;
-    cuda::likeliest_window({logits_, limits_.vocab, likeliest_.as<cuda::Likeliest>()}, num_logits, true, stream);
+    cuda::likeliest_window({logits_, limits_.vocab, likeliest_parts_.as<cuda::LikeliestParts>(), likeliest_.as<cuda::Likeliest>()},
+                           num_logits, true, stream);
 }
 
 // ---- prompts ----

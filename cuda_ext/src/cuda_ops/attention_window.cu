@@ -42,10 +42,20 @@ __device__ __forceinline__ void store_states(const Block& block, const WindowSpa
         spans.states[spans.index(block.row_of(q), block.head_of(q), span)] = block.states[q];
 }
 
-// Waits for the older of the two groups of copies under way, for all threads.
-__device__ __forceinline__ void finish_copy() {
-    device::copy_async_wait<1>();
+// Waits until at most `num_left` groups of copies are under way, for all threads.
+template <int num_left>
+__device__ __forceinline__ void finish_copies() {
+    device::copy_async_wait<num_left>();
     __syncthreads();
+}
+
+// The window's rows that belong into the chunk, into shared memory and by one block of the head into the cache.
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void add_rows(const WindowBlock<Value, kQueries, kDim>& block, const KvLayer& kv, int tile) {
+    put_rows<Value>(block, tile, block.keys, block.values);
+    if (block.part != 0) return;
+    const int64_t at = tile_at(block, kv, tile);
+    put_rows<Value>(block, tile, reinterpret_cast<Value*>(kv.keys) + at, reinterpret_cast<Value*>(kv.values) + at);
 }
 
 template <class Value, int kQueries, int kDim>
@@ -54,33 +64,23 @@ __device__ __forceinline__ void attend_chunk(const WindowBlock<Value, kQueries, 
     const bool first = place.tile == place.span * kSpanTiles, last = next.span != place.span;
     const bool has_new = (place.tile + block.chunk_tiles) * kKvTile > block.position;
     if (first && block.thread() < kQueries) block.states[block.thread()] = {-INFINITY, 0.0f};
-    finish_copy();
     if (has_new) {
-        put_rows<Value>(block, place.tile, block.keys, nullptr);
+        finish_copies<0>();
+        add_rows<Value>(block, p.kv, place.tile);
         __syncthreads();
+    } else {
+        finish_copies<1>();
     }
     score_chunk(block, p.scale, place.tile);
     __syncthreads();
     start_chunk<true>(block, p.kv, next.tile);
     advance_chunk(block, place.tile);
-    finish_copy();
-    if (has_new) {
-        put_rows<Value>(block, place.tile, nullptr, block.values);
-        __syncthreads();
-    }
+    finish_copies<1>();
     const int64_t per_head = spans.num_spans * block.head_dim();
     mix_chunk(block, place.tile, place.span, {first, spans.out_of(0, 0, place.span), per_head * p.query_heads, per_head});
     if (last && block.thread() < kQueries) store_states(block, spans, block.thread(), place.span);
     __syncthreads();
     start_chunk<false>(block, p.kv, next.tile);
-}
-
-// Those of the window's rows that the block's spans hold go into the cache.
-template <class Value, int kQueries, int kDim>
-__device__ __forceinline__ void append_rows(const WindowBlock<Value, kQueries, kDim>& block, const KvLayer& kv,
-                                            const ChunkPlace& place) {
-    const int64_t at = tile_at(block, kv, place.tile);
-    put_rows<Value>(block, place.tile, reinterpret_cast<Value*>(kv.keys) + at, reinterpret_cast<Value*>(kv.values) + at);
 }
 
 template <class Value, int kQueries, int kDim>
@@ -93,19 +93,16 @@ __global__ void attention_window_kernel(const WindowArguments arguments) {
     const bool has_new = has_new_rows(block);
     start_chunk<true>(block, p.kv, place.tile);
     start_chunk<false>(block, p.kv, place.tile);
+    const WindowRows<Value, kQueries, kDim> rows{block, p};
+    const Turn<kDim> first_turn = rows.fetch(block.warp);
     device::wait_prerequisites();
     device::launch_dependents();
-    turn_rows(block, p, has_new);
-    if (has_new) {
-        __syncthreads();
-        round_rows(block, p);
-    }
+    make_rows(rows, has_new, first_turn);
     const WindowSpans spans = WindowSpans::of(p);
 #pragma unroll 1
     while (place.span < num_spans) {
         const ChunkPlace next = next_chunk(block, place);
         attend_chunk(block, p, spans, place, next);
-        if (has_new && block.part == 0) append_rows(block, p.kv, place);
         place = next;
     }
     const auto num_blocks = static_cast<uint32_t>(min(num_spans, static_cast<int>(gridDim.y)));

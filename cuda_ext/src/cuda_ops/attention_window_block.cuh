@@ -162,39 +162,59 @@ __device__ __forceinline__ void start_chunk(const WindowBlock<Value, kQueries, k
     device::copy_async_commit();
 }
 
-// Norms and rotates the block's queries, and the window's own keys too where `with_keys`; heads go round the warps.
+// What one warp makes of the window's rows: a query or, behind those, a key normed and rotated, or, behind those, a value; keys
+// and values are rounded as the cache holds them.
 template <class Value, int kQueries, int kDim>
-__device__ __forceinline__ void turn_rows(const WindowBlock<Value, kQueries, kDim>& block, const AttentionWindowProblem& p,
-                                          bool with_keys) {
-    const int dim = block.head_dim(), num = kQueries + (with_keys ? block.num_rows : 0);
-#pragma unroll 1
-    for (int item = block.warp; item < num; item += block.num_warps) {
-        const bool is_query = item < kQueries;
-        if (is_query && !block.exists(item)) continue;
-        const int row = is_query ? block.row_of(item) : item - kQueries;
-        const float* x = is_query ? p.query + (row * p.query_heads + block.head_of(item)) * dim
-                                  : p.key + (row * p.kv.num_heads + block.kv_head) * dim;
-        const float2* angles = p.angles + int64_t{block.position + row} * (dim / 2);
-        float* out = is_query ? block.query + item * dim : block.turned + row * dim;
-        turn_head<kDim>(x, is_query ? p.query_gamma : p.key_gamma, p.eps, angles, dim, block.lane, out);
-    }
-}
+struct WindowRows {
+    const WindowBlock<Value, kQueries, kDim>& block;
+    const AttentionWindowProblem& p;
 
-// The window's own keys and values as the cache holds them, into shared memory. A barrier must stand before and after.
-template <class Value, int kQueries, int kDim>
-__device__ __forceinline__ void round_rows(const WindowBlock<Value, kQueries, kDim>& block, const AttentionWindowProblem& p) {
-    const int dim = block.head_dim();
-#pragma unroll 1
-    for (int i = block.thread(); i < block.num_rows * dim; i += block.num_threads()) {
-        const int row = i / dim;
-        block.new_keys[i] = KvValues<Value>::narrow(block.turned[i]);
-        block.new_values[i] =
-            KvValues<Value>::narrow(__ldcg(p.value + (row * p.kv.num_heads + block.kv_head) * dim + i - row * dim));
+    __device__ bool is_query(int item) const { return item < kQueries; }
+    __device__ bool is_key(int item) const { return !is_query(item) && item < kQueries + block.num_rows; }
+    __device__ int row_of(int item) const {
+        return is_query(item) ? block.row_of(item) : is_key(item) ? item - kQueries : item - kQueries - block.num_rows;
     }
+
+    // May come before wait_prerequisites().
+    __device__ Turn<kDim> fetch(int item) const {
+        if (!is_query(item) && !is_key(item)) return {};
+        const int row = min(row_of(item), block.num_rows - 1), dim = block.head_dim();
+        return fetch_turn<kDim>(is_query(item) ? p.query_gamma : p.key_gamma, p.angles + int64_t{block.position + row} * (dim / 2),
+                                dim, block.lane);
+    }
+
+    __device__ void make(int item, const Turn<kDim>& turn) const {
+        const int row = row_of(item), dim = block.head_dim();
+        if (is_query(item)) {
+            if (!block.exists(item)) return;
+            turn_head<kDim>(p.query + (row * p.query_heads + block.head_of(item)) * dim, turn, p.eps, dim, block.lane,
+                            block.query + item * dim);
+            return;
+        }
+        const int64_t at = int64_t{row * p.kv.num_heads + block.kv_head} * dim;
+        if (is_key(item)) turn_head<kDim>(p.key + at, turn, p.eps, dim, block.lane, block.turned + row * dim);
+        for (int i = block.lane; i < dim; i += kWarpLanes) {
+            if (is_key(item))
+                block.new_keys[row * dim + i] = KvValues<Value>::narrow(block.turned[row * dim + i]);
+            else
+                block.new_values[row * dim + i] = KvValues<Value>::narrow(__ldcg(p.value + at + i));
+        }
+    }
+};
+
+// The block's queries, and the window's own keys and values too where `with_keys`; `first`: fetched for the warp's first item. A
+// barrier must stand behind it.
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ void make_rows(const WindowRows<Value, kQueries, kDim>& rows, bool with_keys, const Turn<kDim>& first) {
+    const WindowBlock<Value, kQueries, kDim>& block = rows.block;
+    const int num = kQueries + (with_keys ? 2 * block.num_rows : 0);
+    if (block.warp < num) rows.make(block.warp, first);
+#pragma unroll 1
+    for (int item = block.warp + block.num_warps; item < num; item += block.num_warps) rows.make(item, rows.fetch(item));
 }
 
 // Puts the window's rows that belong into the chunk where they belong: `keys` and `values` begin with tile `first_tile`, of the
-// cache or in shared memory. Null: not these.
+// cache or in shared memory.
 template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void put_rows(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, Value* keys,
                                          Value* values) {
@@ -206,8 +226,8 @@ __device__ __forceinline__ void put_rows(const WindowBlock<Value, kQueries, kDim
         const int within = place % kKvTile, at = tile * kKvTile * dim;
 #pragma unroll 1
         for (int i = block.thread(); i < dim; i += block.num_threads()) {
-            if (keys) keys[at + i * kKvTile + within] = block.new_keys[row * dim + i];
-            if (values) values[at + within * dim + i] = block.new_values[row * dim + i];
+            keys[at + i * kKvTile + within] = block.new_keys[row * dim + i];
+            values[at + within * dim + i] = block.new_values[row * dim + i];
         }
     }
 }

@@ -1,9 +1,10 @@
 // One chunk of a span: scores, softmax and the sum of values, in the order of attend_tile (ops/vector.h).
 //
 // Scores are chains over the head's dimensions, one per (position, query); value sums chains over positions, one per
-// (dimension, query). Lanes take neighbouring positions, then neighbouring dimensions, two each.
+// (dimension, query). Lanes take neighbouring positions, two each, then neighbouring dimensions.
 #pragma once
 #include <cmath>
+#include <type_traits>
 
 #include "cuda_ops/attention_window_block.cuh"
 
@@ -24,7 +25,7 @@ __device__ __forceinline__ void score_tile(const Value* keys, const float* query
     using Pair = typename KvValues<Value>::Pair;
     const Pair* pairs = reinterpret_cast<const Pair*>(keys) + lane;
     float2 sums[kNum] = {};
-#pragma unroll 2
+#pragma unroll 4
     for (int d = 0; d < head_dim; d += 4) {
         float2 key[4];
 #pragma unroll
@@ -118,37 +119,57 @@ __device__ __forceinline__ void advance_chunk(const WindowBlock<Value, kQueries,
         if (block.exists(q)) advance_query(block, q, first_tile);
 }
 
-// sums[q] of one tile for kNum queries and the two dimensions at `values`. Rows rise with q: the first query sees least.
-template <int kNum, class Value>
+// kWidth neighbouring values of the cache.
+template <int kWidth, class Value>
+struct ValuesAt {
+    using Stored = std::conditional_t<kWidth == 1, Value, typename KvValues<Value>::Pair>;
+    Stored stored;
+
+    __device__ __forceinline__ explicit ValuesAt(const Value* values) : stored(*reinterpret_cast<const Stored*>(values)) {}
+    __device__ __forceinline__ void widen(float (&out)[kWidth]) const {
+        if constexpr (kWidth == 1) {
+            out[0] = static_cast<float>(stored);
+        } else {
+            const float2 pair = KvValues<Value>::widen(stored);
+            out[0] = pair.x;
+            out[1] = pair.y;
+        }
+    }
+};
+
+// sums[q] of one tile for kNum queries and the kWidth dimensions at `values`. Rows rise with q: the first query sees least.
+template <int kNum, int kWidth, class Value>
 __device__ __forceinline__ void mix_tile(const Value* values, int head_dim, const float* weights, int stride,
-                                         const int (&seen)[kNum], float2 (&sums)[kNum]) {
-    using Pair = typename KvValues<Value>::Pair;
-    const int common = seen[0] & ~3, most = seen[kNum - 1];
-    const auto pair_at = [&](int j) { return KvValues<Value>::widen(*reinterpret_cast<const Pair*>(values + j * head_dim)); };
+                                         const int (&seen)[kNum], float (&sums)[kNum][kWidth]) {
+    constexpr int kStep = 8;
+    const int common = seen[0] & ~(kStep - 1), most = seen[kNum - 1];
 #pragma unroll 2
-    for (int begin = 0; begin < common; begin += 4) {
-        float2 value[4];
+    for (int begin = 0; begin < common; begin += kStep) {
+        float value[kStep][kWidth];
 #pragma unroll
-        for (int i = 0; i < 4; i++) value[i] = pair_at(begin + i);
+        for (int i = 0; i < kStep; i++) ValuesAt<kWidth, Value>(values + (begin + i) * head_dim).widen(value[i]);
 #pragma unroll
         for (int q = 0; q < kNum; q++) {
-            const float4 w = *reinterpret_cast<const float4*>(weights + q * stride + begin);
-            const float four[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                sums[q].x = quant::fma(four[i], value[i].x, sums[q].x);
-                sums[q].y = quant::fma(four[i], value[i].y, sums[q].y);
+            for (int four = 0; four < kStep; four += 4) {
+                const float4 w = *reinterpret_cast<const float4*>(weights + q * stride + begin + four);
+                const float weight[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int d = 0; d < kWidth; d++) sums[q][d] = quant::fma(weight[i], value[four + i][d], sums[q][d]);
             }
         }
     }
 #pragma unroll 1
     for (int j = common; j < most; j++) {
-        const float2 value = pair_at(j);
+        float value[kWidth];
+        ValuesAt<kWidth, Value>(values + j * head_dim).widen(value);
 #pragma unroll
         for (int q = 0; q < kNum; q++) {
             if (j >= seen[q]) continue;
-            const float weight = weights[q * stride + j];
-            sums[q] = {quant::fma(weight, value.x, sums[q].x), quant::fma(weight, value.y, sums[q].y)};
+#pragma unroll
+            for (int d = 0; d < kWidth; d++) sums[q][d] = quant::fma(weights[q * stride + j], value[d], sums[q][d]);
         }
     }
 }
@@ -162,19 +183,19 @@ struct MixPlace {
     int64_t head;
 };
 
-// kNum queries from `first` on, dimensions 2 pair and 2 pair + 1.
-template <int kNum, class Block>
-__device__ __forceinline__ void mix_item(const Block& block, int first, int pair, int first_tile, int span, const MixPlace& place) {
-    const int dim = block.head_dim(), stride = block.chunk_tiles * kKvTile;
-    float2* stored[kNum];
-    float2 sums[kNum];
+// kNum queries from `first` on, kWidth dimensions from `dim` on.
+template <int kNum, int kWidth, class Block>
+__device__ __forceinline__ void mix_item(const Block& block, int first, int dim, int first_tile, int span, const MixPlace& place) {
+    const int head_dim = block.head_dim(), stride = block.chunk_tiles * kKvTile;
+    float* stored[kNum];
+    float sums[kNum][kWidth];
 #pragma unroll
     for (int q = 0; q < kNum; q++) {
         const int row = block.row_of(first + q);
         const bool wanted = block.exists(first + q) && block.sees_span(row, span);
-        stored[q] = wanted ? reinterpret_cast<float2*>(place.sums + row * place.row + block.head_of(first + q) * place.head) + pair
-                           : nullptr;
-        sums[q] = stored[q] && !place.first ? *stored[q] : float2{0.0f, 0.0f};
+        stored[q] = wanted ? place.sums + row * place.row + block.head_of(first + q) * place.head + dim : nullptr;
+#pragma unroll
+        for (int d = 0; d < kWidth; d++) sums[q][d] = stored[q] && !place.first ? stored[q][d] : 0.0f;
     }
 #pragma unroll 1
     for (int t = 0; t < block.chunk_tiles; t++) {
@@ -183,27 +204,41 @@ __device__ __forceinline__ void mix_item(const Block& block, int first, int pair
         for (int q = 0; q < kNum; q++) {
             seen[q] = block.seen(min(block.row_of(first + q), block.num_rows - 1), first_tile + t);
             const float before = block.before[(first + q) * kSpanTiles + t];
-            sums[q] = {quant::mul(sums[q].x, before), quant::mul(sums[q].y, before)};
+#pragma unroll
+            for (int d = 0; d < kWidth; d++) sums[q][d] = quant::mul(sums[q][d], before);
         }
         if (seen[kNum - 1] == 0) break;
-        mix_tile<kNum>(block.values + t * kKvTile * dim + 2 * pair, dim, block.scores + first * stride + t * kKvTile, stride, seen,
-                       sums);
+        mix_tile<kNum, kWidth>(block.values + t * kKvTile * head_dim + dim, head_dim,
+                               block.scores + first * stride + t * kKvTile, stride, seen, sums);
     }
 #pragma unroll
     for (int q = 0; q < kNum; q++)
-        if (stored[q]) *stored[q] = sums[q];
+        if (stored[q])
+#pragma unroll
+            for (int d = 0; d < kWidth; d++) stored[q][d] = sums[q][d];
 }
 
+template <int kWidth, class Value, int kQueries, int kDim>
+__device__ __forceinline__ void mix_by(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, int span,
+                                       const MixPlace& place) {
+    constexpr int kNum = kMixQueries<kQueries>;
+    const int per_head = block.head_dim() / kWidth;
+#pragma unroll 1
+    for (int item = block.thread(); item < kQueries / kNum * per_head; item += block.num_threads()) {
+        const int first = item / per_head * kNum;
+        if (block.row_of(first) < block.num_rows)
+            mix_item<kNum, kWidth>(block, first, item % per_head * kWidth, first_tile, span, place);
+    }
+}
+
+// A chain per thread where there are threads enough, else two.
 template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void mix_chunk(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, int span,
                                           const MixPlace& place) {
-    constexpr int kNum = kMixQueries<kQueries>;
-    const int pairs = block.head_dim() / 2;
-#pragma unroll 1
-    for (int item = block.thread(); item < kQueries / kNum * pairs; item += block.num_threads()) {
-        const int first = item / pairs * kNum;
-        if (block.row_of(first) < block.num_rows) mix_item<kNum>(block, first, item % pairs, first_tile, span, place);
-    }
+    if (kQueries / kMixQueries<kQueries> * block.head_dim() <= block.num_threads())
+        mix_by<1>(block, first_tile, span, place);
+    else
+        mix_by<2>(block, first_tile, span, place);
 }
 
 }  // namespace tandem::cuda

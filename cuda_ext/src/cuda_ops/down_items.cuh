@@ -72,6 +72,7 @@ class DownItems {
     __device__ __forceinline__ bool fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
         const DownChunk chunk = at(item);
         if (chunk.num_rows == 0) return false;
+        if (is_streamed(*chunk.expert)) await_posts(block_.list, p_.state, p_.layer, lane);
         copy.start(stage, chunk.bytes.start, chunk.bytes.nbytes, lane);
         return true;
     }

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
 }
 
 template <class T>
-struct Instance {
+struct DownInstance {
     static constexpr auto kernel = down_kernel<T>;
 };
 
@@ -156,7 +156,7 @@ void down_window(const DownProblem& p, const CardShape& card, bool dependent, cu
     const DownPlan plan = plan_down(p, card, num_threads);
     const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(num_threads);
     device::launch({dim3(blocks), dim3(threads), plan.shared_bytes, stream, dependent},
-                   p.num_rows == 1 ? quant::kernel_of<Instance>(p.down.type) : down_kernel<quant::AnyType>, p, plan);
+                   p.num_rows == 1 ? quant::kernel_of<DownInstance>(p.down.type) : down_kernel<quant::AnyType>, p, plan);
 }
 
 }  // namespace tandem::cuda

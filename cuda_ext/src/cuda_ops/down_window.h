@@ -20,6 +20,7 @@ struct DownProblem {
     BlobPart down;                // [hidden, width]
     const float* h;               // [pairs, width], of gate_up_window, the kernel right before
     float* hidden;                // [rows, hidden], added to
+    int32_t layer;
     MissPost posts[kNumSources];  // as those of gate_up_window
     const WindowWords* words;
     MissState* state;

@@ -16,13 +16,21 @@ struct Likeliest {
     float lowest;  // the least
 };
 
+constexpr int kLikeliestParts = 32;  // of a row of logits, a block each
+
+// What a row's blocks tell each other, on the card; zero before the first launch.
+struct LikeliestParts {
+    Likeliest parts[kLikeliestParts];
+    uint32_t num_done;  // 0 between launches
+};
+
 struct LikeliestProblem {
     const float* logits;  // [rows, vocab]
     int32_t vocab;
-    Likeliest* out;  // [rows], may lie in mapped host memory
+    LikeliestParts* parts;  // [rows]
+    Likeliest* out;         // [rows], may lie in mapped host memory
 };
 
-// One block per row.
 void likeliest_window(const LikeliestProblem& problem, int num_rows, bool dependent, cudaStream_t stream);
 
 // What a window came to, in mapped host memory.

@@ -61,6 +61,7 @@ class GateUpItems {
     __device__ __forceinline__ bool fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
         const RowPairs pairs = at(item);
         if (pairs.num_rows == 0) return false;
+        if (is_streamed(*pairs.expert)) await_posts(list_, p_.state, p_.layer, lane);
         copy.start(stage, pairs.gate.start, pairs.gate.nbytes, lane);
         copy.start(stage + pairs.gate.nbytes, pairs.up.start, pairs.up.nbytes, lane);
         return true;

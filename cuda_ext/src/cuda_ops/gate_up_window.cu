@@ -59,23 +59,22 @@ __device__ __forceinline__ void write_post(const GateUpProblem& p, const GateUpP
                          static_cast<uint32_t>(list.num_of_side[source]), static_cast<uint32_t>(list.pairs_of_side[source])};
 }
 
-// Asks everybody who has to compute something, unless the window is void already; one block calls it.
+// Asks everybody who has to compute something, unless the window is void already, and lets streams begin; one block calls it.
 __device__ void post_misses(const GateUpProblem& p, const GateUpPlan& plan, const RoutedList& list, const unsigned char* shared) {
-    bool posts = false;
+    if (!list.asks_others()) return;
     const bool voided = __ldcg(&p.state->voided) != 0;
-    for (int source = 0; source < kNumSources; source++) {
-        if (voided || list.num_of_side[source] == 0) continue;
-        write_post(p, plan, list, static_cast<Source>(source), shared);
-        posts = true;
-    }
-    if (!posts) return;
+    for (int source = 0; source < kNumSources; source++)
+        if (!voided && list.num_of_side[source] > 0) write_post(p, plan, list, static_cast<Source>(source), shared);
     __threadfence_system();
     __syncthreads();
     const int source = threadIdx.x;
-    if (source >= kNumSources || list.num_of_side[source] == 0) return;
-    const uint32_t sequence = __ldcg(&p.state->posted[source]) + 1;
-    p.state->posted[source] = sequence;
-    device::store_release_system(p.posts[source].sequence, sequence);
+    if (!voided && source < kNumSources && list.num_of_side[source] > 0) {
+        const uint32_t sequence = __ldcg(&p.state->posted[source]) + 1;
+        p.state->posted[source] = sequence;
+        device::store_release_system(p.posts[source].sequence, sequence);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) device::store_release_device(&p.state->asked_layers, static_cast<uint32_t>(p.layer) + 1);
 }
 
 // Uses of the experts, and rows by tier; one block calls it.
@@ -114,16 +113,14 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
 
     const GateUpItems<T> items(p, plan, list, shared, warp, lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
+    if (blockIdx.x == 0) post_misses(p, plan, list, shared);
     if (fetches) ring.fetch(items, lane);
-    if (blockIdx.x == 0) {
-        post_misses(p, plan, list, shared);
-        count_uses(p, list);
-    }
+    if (blockIdx.x == 0) count_uses(p, list);
     if (fetches) ring.run(items, lane);
 }
 
 template <class T>
-struct Instance {
+struct GateUpInstance {
     static constexpr auto kernel = gate_up_kernel<T>;
 };
 
@@ -190,7 +187,7 @@ void gate_up_window(const GateUpProblem& p, const CardShape& card, bool dependen
     const GateUpPlan plan = plan_gate_up(p, card, num_threads);
     const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(num_threads);
     device::launch({dim3(blocks), dim3(threads), plan.shared_bytes, stream, dependent},
-                   has_own_kernel(p) ? quant::kernel_of<Instance>(p.gate.type) : gate_up_kernel<quant::AnyType>, p, plan);
+                   has_own_kernel(p) ? quant::kernel_of<GateUpInstance>(p.gate.type) : gate_up_kernel<quant::AnyType>, p, plan);
 }
 
 }  // namespace tandem::cuda

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
 }
 
 template <class T>
-struct Instance {
+struct MatmulInstance {
     static constexpr auto kernel = matmul_kernel<T>;
 };
 
@@ -49,7 +49,7 @@ struct Instance {
 void matmul_window(const MatmulWindowProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream) {
     const ProductsPlan plan = plan_products(problem.products, problem.num_rows, false, card);
     const int64_t columns = problem.products.product[0].weights.columns, groups = (columns + quant::kSuper - 1) / quant::kSuper;
-    const auto kernel = kernel_for<Instance>(problem.products, plan.launch_rows);
+    const auto kernel = kernel_for<MatmulInstance>(problem.products, plan.launch_rows);
     for (int first = 0; first < problem.num_rows; first += plan.launch_rows) {
         MatmulWindowProblem part = problem;
         part.num_rows = std::min(plan.launch_rows, problem.num_rows - first);

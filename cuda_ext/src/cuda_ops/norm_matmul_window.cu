@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
 }
 
 template <class T>
-struct Instance {
+struct NormMatmulInstance {
     static constexpr auto kernel = norm_matmul_kernel<T>;
 };
 
@@ -62,7 +62,7 @@ struct Instance {
 void norm_matmul_window(const NormMatmulWindowProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream) {
     const ProductsPlan plan = plan_products(problem.products, problem.num_rows, true, card);
     const int64_t columns = problem.products.product[0].weights.columns;
-    const auto kernel = kernel_for<Instance>(problem.products, plan.launch_rows);
+    const auto kernel = kernel_for<NormMatmulInstance>(problem.products, plan.launch_rows);
     for (int first = 0; first < problem.num_rows; first += plan.launch_rows) {
         NormMatmulWindowProblem part = problem;
         part.num_rows = std::min(plan.launch_rows, problem.num_rows - first);

@@ -19,7 +19,8 @@ __global__ void turn_queries(const RotaryPromptProblem p, const int64_t position
     if (item >= int64_t{num_rows} * p.query_heads) return;
     float* turned = reinterpret_cast<float*>(device::dynamic_shared()) + warp * dim;
     const int64_t row = item / p.query_heads;
-    turn_head<0>(p.query + item * dim, p.query_gamma, p.eps, p.angles + (position + row) * (dim / 2), dim, lane, turned);
+    const Turn<0> turn = fetch_turn<0>(p.query_gamma, p.angles + (position + row) * (dim / 2), dim, lane);
+    turn_head<0>(p.query + item * dim, turn, p.eps, dim, lane, turned);
     for (int i = lane; i < dim; i += kWarpLanes) {
         if (p.turned) p.turned[item * dim + i] = turned[i];
         if (p.half_turned) reinterpret_cast<__half*>(p.half_turned)[item * dim + i] = __float2half_rn(turned[i]);
@@ -54,8 +55,8 @@ __device__ __forceinline__ void append_keys(const RotaryPromptProblem& p, const 
     Value* tile = reinterpret_cast<Value*>(device::dynamic_shared() + kWarps * dim * sizeof(float));
     for (int place = rows.begin + warp; place < rows.end; place += kWarps) {
         const int64_t row = rows.row + place - rows.begin;
-        turn_head<0>(p.key + (row * p.kv.num_heads + head) * dim, p.key_gamma, p.eps, p.angles + (position + row) * (dim / 2), dim,
-                     lane, turned);
+        const Turn<0> turn = fetch_turn<0>(p.key_gamma, p.angles + (position + row) * (dim / 2), dim, lane);
+        turn_head<0>(p.key + (row * p.kv.num_heads + head) * dim, turn, p.eps, dim, lane, turned);
         for (int i = lane; i < dim; i += kWarpLanes) tile[i * kStride + place] = KvValues<Value>::narrow(turned[i]);
         __syncwarp();
     }

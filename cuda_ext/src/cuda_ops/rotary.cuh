@@ -52,32 +52,54 @@ __device__ __forceinline__ float inverse_rms_of(const float (&x)[kNum], int leng
     return div(1.0f, __fsqrt_rn(add(div(sum, static_cast<float>(length)), eps)));
 }
 
-// x: [length] in global memory, written by an earlier kernel; gamma: [length] or null; angles: [length / 2] (cosine, sine) of the
-// position. out: [length] in shared memory, complete for every lane of the warp on return.
+// How a head is turned: what no kernel writes, so that it may be on its way before wait_prerequisites().
 template <int kDim>
-__device__ __forceinline__ void turn_head(const float* x, const float* gamma, float eps, const float2* angles, int head_dim,
-                                          int lane, float* out) {
+struct Turn {
+    bool has_gamma;
+    float gamma[kLaneValues<kDim>];                  // of the lane's values
+    float2 angles[(kLaneValues<kDim> + 1) / 2];  // (cosine, sine)
+};
+
+// gamma: [length] or null; angles: [length / 2] of the position.
+template <int kDim>
+__device__ __forceinline__ Turn<kDim> fetch_turn(const float* gamma, const float2* angles, int head_dim, int lane) {
+    constexpr int kNum = kLaneValues<kDim>;
+    const int length = head_length<kDim>(head_dim);
+    Turn<kDim> turn{gamma != nullptr, {}, {}};
+#pragma unroll
+    for (int k = 0; k < kNum; k++)
+        if (gamma && k * kWarpLanes < length) turn.gamma[k] = __ldg(gamma + k * kWarpLanes + lane);
+#pragma unroll
+    for (int k = 0; k < (kNum + 1) / 2; k++)
+        if (k * kWarpLanes + lane < length / 2) turn.angles[k] = __ldg(angles + k * kWarpLanes + lane);
+    return turn;
+}
+
+// x: [length] in global memory, written by an earlier kernel. out: [length] in shared memory, complete for every lane of the warp
+// on return.
+template <int kDim>
+__device__ __forceinline__ void turn_head(const float* x, const Turn<kDim>& turn, float eps, int head_dim, int lane, float* out) {
     using namespace quant;
     constexpr int kNum = kLaneValues<kDim>;
     const int length = head_length<kDim>(head_dim), half = length / 2;
     float values[kNum];
 #pragma unroll
     for (int k = 0; k < kNum; k++) values[k] = k * kWarpLanes < length ? __ldcg(x + k * kWarpLanes + lane) : 0.0f;
-    const float inverse = gamma ? inverse_rms_of(values, length, eps) : 1.0f;
+    const float inverse = turn.has_gamma ? inverse_rms_of(values, length, eps) : 1.0f;
 #pragma unroll
     for (int k = 0; k < kNum; k++) {
         const int i = k * kWarpLanes + lane;
-        if (k * kWarpLanes < length) out[i] = gamma ? mul(mul(values[k], gamma[i]), inverse) : values[k];
+        if (k * kWarpLanes < length) out[i] = turn.has_gamma ? mul(mul(values[k], turn.gamma[k]), inverse) : values[k];
     }
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < (kNum + 1) / 2; k++) {
         const int i = k * kWarpLanes + lane;
         if (i >= half) break;
-        const float2 turn = angles[i];
+        const float2 angle = turn.angles[k];
         const float a = out[i], b = out[i + half];
-        out[i] = add(mul(a, turn.x), -mul(b, turn.y));
-        out[i + half] = add(mul(b, turn.x), mul(a, turn.y));
+        out[i] = add(mul(a, angle.x), -mul(b, angle.y));
+        out[i + half] = add(mul(b, angle.x), mul(a, angle.y));
     }
     __syncwarp();
 }

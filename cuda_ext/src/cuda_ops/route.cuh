@@ -7,6 +7,7 @@
 #include "cuda_ops/experts_window.h"
 #include "cuda_ops/miss_post.h"
 #include "cuda_ops/window_state.h"
+#include "device/primitives.cuh"
 #include "quant/arithmetic.h"
 
 namespace tandem::cuda {
@@ -29,6 +30,10 @@ struct RoutedExpert {
     uint32_t input_rows;  // row of pair i in bits 4 i ..
 };
 
+__device__ __forceinline__ bool is_streamed(const RoutedExpert& expert) {
+    return expert.tier == static_cast<int16_t>(Tier::streamed);
+}
+
 // In shared memory. A pair is row * top_k + place; experts stand in order of first appearance.
 struct RoutedList {
     int32_t slots[kMaxRoutedExperts];  // of the layer: as in ExpertPlaces, or kAtPartner
@@ -45,7 +50,23 @@ struct RoutedList {
     int32_t num_experts;
     int32_t num_of_side[kNumSides];  // experts
     int32_t pairs_of_side[kNumSides];
+
+    __device__ __forceinline__ bool asks_others() const {
+        int num = 0;
+#pragma unroll
+        for (int source = 0; source < kNumSources; source++) num += num_of_side[source];
+        return num > 0;
+    }
 };
+
+// Returns when the posts of the layer are out, if there are some: reads from host memory that come before a post hold it up until
+// they are through, since they queue for the same bus. All lanes of a warp call it before they read a streamed expert.
+__device__ __forceinline__ void await_posts(const RoutedList& r, const MissState* state, int layer, int lane) {
+    if (!r.asks_others()) return;
+    if (lane == 0)
+        while (device::load_acquire_device(&state->asked_layers) <= static_cast<uint32_t>(layer)) device::spin_pause();
+    __syncwarp();
+}
 
 // The residency table of the layer; no kernel writes it, so this may come before wait_prerequisites(). A barrier must follow.
 __device__ __forceinline__ void load_slots(RoutedList& r, const ExpertPlaces& places, int num_experts, int thread,

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kWindowThreads, 2) serve_gate_up_kernel(const 
 // The last block tells the asker, and the host.
 __device__ __forceinline__ void answer(const ServeProblem& p, const RoutedList& list, uint32_t number, bool is_sound) {
     uint32_t late = 0;
-    for (int i = 0; i < list.num_of_side[kCardSide]; i++) late += list.experts[i].tier == static_cast<int16_t>(Tier::streamed);
+    for (int i = 0; i < list.num_of_side[kCardSide]; i++) late += is_streamed(list.experts[i]);
     p.state->num_blocks = 0;
     const bool is_empty = list.num_of_side[kCardSide] == 0;  // nobody asked: the server stops
     const link::Status status = !is_sound ? link::Status::refused : is_empty ? link::Status::dropped : link::Status::computed;

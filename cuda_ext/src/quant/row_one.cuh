@@ -24,26 +24,47 @@ constexpr int kSideBySide = 32 / kPairs;  // rows of up to kSideSupers super-blo
 constexpr int kSideSupers = 4;
 constexpr int kRowsAtOnce = 2;  // of a whole warp
 
+// Scales of the blocks 2 * pair and 2 * pair + 1 of super-block `b`.
+template <class T>
+__device__ __forceinline__ void pair_scales(const uint8_t* b, int pair, PackedScale (&s)[2]) {
+    if constexpr (requires { Packed<T>::scales(b, pair, s); }) {
+        Packed<T>::scales(b, pair, s);
+    } else {
+        s[0] = Packed<T>::scale(b, 2 * pair);
+        s[1] = Packed<T>::scale(b, 2 * pair + 1);
+    }
+}
+
 // Terms of the blocks 2 * pair and 2 * pair + 1 of super-block `group`; zero beyond the row's end.
 template <class T>
 __device__ __forceinline__ void pair_terms(const SharedDots& p, const uint8_t* row, int group, int pair, const ActPair& x,
                                            float (&t)[2]) {
     constexpr int per_block = T::block_values / kBlock, size = static_cast<int>(sizeof(typename T::Block));
     const uint8_t* table = device::shared_pointer(p.table);
-    const int first = kBlocks * group + 2 * pair;
-    t[0] = t[1] = 0.0f;
-    if (first >= p.columns / kBlock) return;
-    const bool both = per_block == kBlocks || first + 1 < p.columns / kBlock;
+    uint32_t w[8];
+    if constexpr (per_block == kBlocks) {
+        const uint8_t* b = row + group * size;
+        PackedScale s[2];
+        pair_scales<T>(b, pair, s);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {  // one branch around both: they share loads
-        const int block = first + (both ? i : 0);
-        const uint8_t* b = per_block == kBlocks ? row + group * size : row + block / per_block * size;
-        const int j = per_block == kBlocks ? 2 * pair + i : block % per_block;
-        uint32_t w[8];
-        Packed<T>::words(b, j, table, w);
-        t[i] = block_term<T>(w, Packed<T>::scale(b, j), x.q[i], x.d[i], x.sum[i]);
+        for (int i = 0; i < 2; i++) {
+            Packed<T>::words(b, 2 * pair + i, table, w);
+            t[i] = block_term<T>(w, s[i], x.q[i], x.d[i], x.sum[i]);
+        }
+    } else {
+        const int first = kBlocks * group + 2 * pair, num_blocks = p.columns / kBlock;
+        t[0] = t[1] = 0.0f;
+        if (first >= num_blocks) return;
+        const bool both = first + 1 < num_blocks;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {  // one branch around both: they share loads
+            const int block = first + (both ? i : 0), j = block % per_block;
+            const uint8_t* b = row + block / per_block * size;
+            Packed<T>::words(b, j, table, w);
+            t[i] = block_term<T>(w, Packed<T>::scale(b, j), x.q[i], x.d[i], x.sum[i]);
+        }
+        if (!both) t[1] = 0.0f;
     }
-    if (!both) t[1] = 0.0f;
 }
 
 __device__ __forceinline__ float add_lanes(float v, int mask) {
@@ -56,29 +77,43 @@ __device__ __forceinline__ float add_halves(float low, float high, int mask, boo
     return add(kept, __shfl_xor_sync(~0u, given, mask));
 }
 
-// Two rows at a time. Of each two lanes that differ in 4 the lower one sums the even blocks, of two that differ in 8 the lower
-// one has the first row.
+// Two rows at a time: the sums of up to eight super-blocks. Of each two lanes that differ in 4 the lower one sums the even blocks,
+// of two that differ in 8 the lower one has the first row.
+template <class T>
+__device__ __forceinline__ float run_of_groups(const SharedDots& p, int row, bool has_second, int group, bool exists,
+                                               const ActPair& x) {
+    const int lane = p.lane(), pair = lane % kPairs;
+    const bool odd = (lane & 4) != 0, second = (lane & 8) != 0;
+    float t[kRowsAtOnce][2] = {};
+    if (exists) {
+        pair_terms<T>(p, p.row(row), group, pair, x, t[0]);
+        if (has_second) pair_terms<T>(p, p.row(row + 1), group, pair, x, t[1]);
+    }
+    const float first_row = add_halves(t[0][0], t[0][1], 4, odd), second_row = add_halves(t[1][0], t[1][1], 4, odd);
+    return add_lanes(add_halves(first_row, second_row, 8, second), 16);
+}
+
 template <class T>
 __device__ __forceinline__ void dot_whole(const SharedDots& p) {
     const int lane = p.lane(), pair = lane % kPairs, super = lane / kPairs, num_groups = p.num_groups();
-    const bool odd = (lane & 4) != 0, second = (lane & 8) != 0;
+    const bool is_one_run = num_groups <= kTree;
     ActPair x{};
+    if (super < num_groups) x = load_act_pair(p.groups(0)[super], pair);
 #pragma unroll 1
     for (int row = 0; row < p.num_rows(); row += kRowsAtOnce) {
         const bool has_second = row + 1 < p.num_rows();
         float sum = 0.0f;
+        if (is_one_run) {
+            sum = run_of_groups<T>(p, row, has_second, super, super < num_groups, x);
+        } else {
 #pragma unroll 1
-        for (int begin = 0; begin < num_groups; begin += kTree) {
-            const int group = begin + super;
-            if ((row == 0 || num_groups > kTree) && group < num_groups) x = load_act_pair(p.groups(0)[group], pair);
-            float t[kRowsAtOnce][2] = {};
-            pair_terms<T>(p, p.row(row), group, pair, x, t[0]);
-            if (has_second) pair_terms<T>(p, p.row(row + 1), group, pair, x, t[1]);
-            const float first_row = add_halves(t[0][0], t[0][1], 4, odd), second_row = add_halves(t[1][0], t[1][1], 4, odd);
-            sum = add(sum, add_lanes(add_halves(first_row, second_row, 8, second), 16));
+            for (int group = super; group - super < num_groups; group += kTree) {
+                if (group < num_groups) x = load_act_pair(p.groups(0)[group], pair);
+                sum = add(sum, run_of_groups<T>(p, row, has_second, group, group < num_groups, x));
+            }
         }
         sum = add_lanes(add_lanes(add_lanes(sum, 2), 1), 4);
-        const int mine = row + second;
+        const int mine = row + ((lane & 8) != 0);
         if ((lane & ~8) == 0 && mine < p.num_rows()) p.out[mine] = add(sum, 0.0f);
     }
 }
@@ -166,7 +201,8 @@ __device__ __forceinline__ void with_type(Type type, const Act& act) {
     }
 }
 
-// Instance<T>::kernel for the type. Host code.
+// Instance<T>::kernel for the type. Host code. Names of instances differ from file to file: GCC does not tell apart those of unnamed
+// namespaces.
 template <template <class> class Instance>
 auto kernel_of(Type type) {
     switch (type) {

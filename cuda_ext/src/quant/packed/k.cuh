@@ -50,6 +50,21 @@ __device__ __forceinline__ PackedScale k_packed_scale(const uint8_t* b, int j) {
             {static_cast<int>(minimum), static_cast<int>(minimum)}};
 }
 
+// The same of j = 2 * pair and j = 2 * pair + 1, two bytes at a time.
+__device__ __forceinline__ void k_packed_scales(const uint8_t* b, int pair, PackedScale (&out)[2]) {
+    const uint4 header = load_four_words(b);
+    const int at = 16 * (pair % 2);
+    const uint32_t low = header.y >> at, lower = header.w >> at, low_minima = header.z >> at;
+    const uint32_t scales = pair < 2 ? low & 0x3f3f : (lower & 0x0f0f) | (low >> 2 & 0x3030);
+    const uint32_t minima = pair < 2 ? low_minima & 0x3f3f : (lower >> 4 & 0x0f0f) | (low_minima >> 2 & 0x3030);
+    const float d = half_float(header.x), m = -half_float(header.x >> 16);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int scale = static_cast<int>(byte_of(scales, i)), minimum = static_cast<int>(byte_of(minima, i));
+        out[i] = {d, m, {scale, scale}, {minimum, minimum}};
+    }
+}
+
 template <>
 struct Packed<Q4_K> {
     static constexpr int kFactor = 1, kOffset = 0;
@@ -73,6 +88,7 @@ struct Packed<Q4_K> {
         w[1] = (load_word<4>(qs + 16, 0) >> 4 * (j % 2)) & kLowNibbles;
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) { return k_packed_scale(b, j); }
+    __device__ __forceinline__ static void scales(const uint8_t* b, int pair, PackedScale (&out)[2]) { k_packed_scales(b, pair, out); }
 };
 
 template <>
@@ -97,6 +113,7 @@ struct Packed<Q5_K> {
         w[1] = join(load_word<4>(qs + 16, 0), load_word<4>(qh + 16, 0), j);
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) { return k_packed_scale(b, j); }
+    __device__ __forceinline__ static void scales(const uint8_t* b, int pair, PackedScale (&out)[2]) { k_packed_scales(b, pair, out); }
 
   private:
     __device__ __forceinline__ static uint32_t join(uint32_t nibbles, uint32_t fifth, int j) {

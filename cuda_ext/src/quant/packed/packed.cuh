@@ -4,6 +4,7 @@
 //     words(b, j, table, w)      w[k]: weights 4k .. 4k + 3, lowest byte first
 //     pair(b, j, c, table, w)    only words c and c + 4, c < 4: what a lane of a tensor core's operand wants
 //     scale(b, j)                scales and minima as T::decode has them
+//     scales(b, pair, out)       those of j = 2 * pair and j = 2 * pair + 1; only types for which this is quicker have it
 // where the weight is kFactor * w - kOffset: the dot product with q is then kFactor * (w . q) - kOffset * sum of q.
 //     kHalves   whether the scales (or minima) of the first and the last sixteen weights differ
 //     kAlign    bytes to which blocks are aligned in a row that begins at a multiple of 16
