@@ -135,6 +135,7 @@ def open_runner(
     peer_is_own: bool = False,
     link: LinkOptions | None = None,
     asleep: bool = False,
+    streamed_ratio: float | None = 0.4,
 ) -> Iterator[ModelRunner]:
     """A runner on a card of its own. `max_logits`: rows whose logits one run can give; all of a chunk by default."""
     loaded = open_gguf(model.path)
@@ -146,7 +147,7 @@ def open_runner(
         sizes = GraphSizes(plan.chunk, plan.chunk if max_logits is None else max_logits, plan.context, plan.kv_type)
         peer_card = card if peer_is_own else card.partition(":")[0] + ":1"
         peer = None if peer_slots is None else PeerPlan(peer_card, deal_slots(arena.layout, peer_slots), peer_is_direct)
-        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, Share(*share), None, peer, link, asleep, streamed_ratio=0.4)
+        options = RunnerOptions(sizes, num_threads, choose_isa(isa), max_swaps, Share(*share), None, peer, link, asleep, streamed_ratio)
         profile = Profile.uniform(arena.layout, loaded.fingerprint)
         runner = ModelRunner(OpenModel(loaded, config, arena), plan.cards[0], options, profile=profile, policy=policy)
         try:

@@ -434,7 +434,7 @@ class ModelRunner:
             self._graph.run([0] * sizes.max_rows, 0, sizes.max_logits)
             self._graph.run([0], 0, 1)
             if self._graph.is_gpu:
-                ratio = choose_streamed_ratio(self._graph, self._model.arena.path.parent, self._options.streamed_ratio)
+                ratio = choose_streamed_ratio(self._graph, self.vocab, self._model.arena.path.parent, self._options.streamed_ratio)
                 if self._pair.peer is not None:
                     self._pair.peer.set_streamed_ratio(ratio)
                 self._graph.prepare_windows()

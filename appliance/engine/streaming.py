@@ -18,8 +18,10 @@ import structlog
 from appliance.engine.graph import Graph
 from appliance.memory.arena import try_lock
 
-RATIOS = (0.0, 0.25, 0.5, 0.75)
-NUM_TRIALS = 5
+RATIOS = (0.0, 0.25, 0.35, 0.45, 0.55, 0.75, 1.0)
+NUM_TRIALS = 9
+TOKEN_STRIDE = 7919
+"""Tokens of a trial are far from each other: neighbours may want the same experts."""
 CLEAR_GAIN_RATIO = 1.1
 """By how much streaming must be faster than none: other work disturbs the trial, and streams are in the way of copies."""
 PATIENCE_S = 10.0
@@ -27,7 +29,7 @@ PATIENCE_S = 10.0
 _log = structlog.get_logger()
 
 
-def choose_streamed_ratio(graph: Graph, shm_dir: Path, wanted: float | None = None) -> float:
+def choose_streamed_ratio(graph: Graph, vocab: int, shm_dir: Path, wanted: float | None = None) -> float:
     """Sets the ratio of the graph's card: the wanted one, or else that whose windows of one row are fastest. Returns it.
     Engines that share an arena try one after the other.
 
@@ -37,7 +39,7 @@ def choose_streamed_ratio(graph: Graph, shm_dir: Path, wanted: float | None = No
         graph.card.streamed_ratio = wanted  # type: ignore[attr-defined]
         return wanted
     with _alone(shm_dir):
-        took_s = {ratio: _window_s(graph, ratio) for ratio in RATIOS}
+        took_s = {ratio: _window_s(graph, ratio, vocab) for ratio in RATIOS}
     best = min(took_s, key=took_s.__getitem__)
     if took_s[best] * CLEAR_GAIN_RATIO > took_s[RATIOS[0]]:
         best = RATIOS[0]
@@ -48,13 +50,13 @@ def choose_streamed_ratio(graph: Graph, shm_dir: Path, wanted: float | None = No
     return best
 
 
-def _window_s(graph: Graph, ratio: float) -> float:
+def _window_s(graph: Graph, ratio: float, vocab: int) -> float:
     graph.card.streamed_ratio = ratio  # type: ignore[attr-defined]
     graph.run([0], 0, 1)  # recorded now
     times = []
     for position in range(NUM_TRIALS):
         start = time.perf_counter()
-        graph.run([position], position, 1)
+        graph.run([position * TOKEN_STRIDE % vocab], position, 1)
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 

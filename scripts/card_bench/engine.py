@@ -173,6 +173,7 @@ class CardBench:
             card=self.card,
             max_swaps=MAX_SWAPS,
             policy=policy,
+            streamed_ratio=None,
             **sizes,  # type: ignore[arg-type]
         ) as runner:
             yield runner

@@ -76,6 +76,7 @@ __device__ __forceinline__ void attend_chunk(const WindowBlock<Value, kQueries, 
     start_chunk<true>(block, p.kv, next.tile);
     advance_chunk(block, place.tile);
     finish_copies<1>();
+    if (block.thread() < kQueries) advance_state(block, block.thread(), place.tile);
     const int64_t per_head = spans.num_spans * block.head_dim();
     mix_chunk(block, place.tile, place.span, {first, spans.out_of(0, 0, place.span), per_head * p.query_heads, per_head});
     if (last && block.thread() < kQueries) store_states(block, spans, block.thread(), place.span);

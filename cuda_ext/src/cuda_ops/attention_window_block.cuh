@@ -21,6 +21,13 @@ struct WindowArguments {
     int chunk_tiles;
 };
 
+// Of one tile of a chunk and one query.
+struct TileSoftmax {
+    float most;    // the greatest score
+    float before;  // factor of what was summed before the tile
+    float sum;     // of the weights
+};
+
 // Offsets into a block's shared memory, in bytes; every part is 16-byte aligned.
 struct WindowShared {
     size_t keys;        // Value [chunk_tiles, head_dim, kKvTile]
@@ -30,7 +37,7 @@ struct WindowShared {
     size_t turned;      // float [rows, head_dim]: new keys before they are rounded
     size_t new_keys;    // Value [rows, head_dim]
     size_t new_values;  // Value [rows, head_dim]
-    size_t before;      // float [num_queries, kSpanTiles]: factor of what was summed before a tile
+    size_t tiles;       // TileSoftmax [num_queries, kSpanTiles]
     size_t states;      // SoftmaxState [num_queries]
     size_t last;        // int: whether this block is its part's last
     size_t nbytes;
@@ -51,7 +58,7 @@ struct WindowShared {
         at.turned = take(size_t(num_rows) * head_dim * 4);
         at.new_keys = take(size_t(num_rows) * head_dim * value_bytes);
         at.new_values = take(size_t(num_rows) * head_dim * value_bytes);
-        at.before = take(size_t(num_queries) * kSpanTiles * 4);
+        at.tiles = take(size_t(num_queries) * kSpanTiles * sizeof(TileSoftmax));
         at.states = take(size_t(num_queries) * sizeof(SoftmaxState));
         at.last = take(sizeof(int));
         at.nbytes = used;
@@ -81,7 +88,7 @@ struct WindowBlock {
     float* turned;
     Value* new_keys;
     Value* new_values;
-    float* before;
+    TileSoftmax* tiles;
     SoftmaxState* states;
     int* last;
 
@@ -111,7 +118,7 @@ __device__ __forceinline__ void place_in_shared(WindowBlock<Value, kQueries, kDi
     block.turned = reinterpret_cast<float*>(shared + at.turned);
     block.new_keys = reinterpret_cast<Value*>(shared + at.new_keys);
     block.new_values = reinterpret_cast<Value*>(shared + at.new_values);
-    block.before = reinterpret_cast<float*>(shared + at.before);
+    block.tiles = reinterpret_cast<TileSoftmax*>(shared + at.tiles);
     block.states = reinterpret_cast<SoftmaxState*>(shared + at.states);
     block.last = reinterpret_cast<int*>(shared + at.last);
 }

@@ -1,10 +1,10 @@
 // One chunk of a span: scores, softmax and the sum of values, in the order of attend_tile (ops/vector.h).
 //
 // Scores are chains over the head's dimensions, one per (position, query); value sums chains over positions, one per
-// (dimension, query). Lanes take neighbouring positions, two each, then neighbouring dimensions.
+// (dimension, query). Lanes take neighbouring positions, then neighbouring
+// dimensions, two each.
 #pragma once
 #include <cmath>
-#include <type_traits>
 
 #include "cuda_ops/attention_window_block.cuh"
 
@@ -18,10 +18,15 @@ constexpr int kMixQueries = num_queries >= 8   ? 4
                             : num_queries >= 4 ? 2
                                                : 1;
 
-// scores[q][2 lane], [2 lane + 1] of one tile for kNum queries.
-template <int kNum, class Value>
+__device__ __forceinline__ float warp_max(float x) {
+    for (int width = kWarpLanes / 2; width > 0; width /= 2) x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, width));
+    return x;
+}
+
+// scores[q][2 lane], [2 lane + 1] of one tile for kNum queries; `greatest(q, both)` is told them.
+template <int kNum, class Value, class Greatest>
 __device__ __forceinline__ void score_tile(const Value* keys, const float* query, int head_dim, float scale, int lane,
-                                           float* scores, int stride) {
+                                           float* scores, int stride, const Greatest& greatest) {
     using Pair = typename KvValues<Value>::Pair;
     const Pair* pairs = reinterpret_cast<const Pair*>(keys) + lane;
     float2 sums[kNum] = {};
@@ -42,8 +47,11 @@ __device__ __forceinline__ void score_tile(const Value* keys, const float* query
         }
     }
 #pragma unroll
-    for (int q = 0; q < kNum; q++)
-        reinterpret_cast<float2*>(scores + q * stride)[lane] = {quant::mul(sums[q].x, scale), quant::mul(sums[q].y, scale)};
+    for (int q = 0; q < kNum; q++) {
+        const float2 scaled = {quant::mul(sums[q].x, scale), quant::mul(sums[q].y, scale)};
+        reinterpret_cast<float2*>(scores + q * stride)[lane] = scaled;
+        greatest(q, scaled);
+    }
 }
 
 // Each warp takes one tile of the chunk for one half of the queries.
@@ -54,100 +62,78 @@ __device__ __forceinline__ void score_chunk(const WindowBlock<Value, kQueries, k
     const int tile = upper ? block.warp - block.chunk_tiles : block.warp, first = upper ? kNum : 0;
     if (block.row_of(first) >= block.num_rows || block.seen(block.num_rows - 1, first_tile + tile) == 0) return;
     const int stride = block.chunk_tiles * kKvTile, dim = block.head_dim();
+    const auto greatest = [&](int q, const float2& scores) {
+        const int seen = block.seen(block.row_of(first + q), first_tile + tile), j = 2 * block.lane;
+        const float most = warp_max(fmaxf(j < seen ? scores.x : -INFINITY, j + 1 < seen ? scores.y : -INFINITY));
+        if (block.lane == 0) block.tiles[(first + q) * kSpanTiles + tile].most = most;
+    };
     score_tile<kNum>(block.keys + tile * kKvTile * dim, block.query + first * dim, dim, scale, block.lane,
-                     block.scores + first * stride + tile * kKvTile, stride);
+                     block.scores + first * stride + tile * kKvTile, stride, greatest);
 }
 
-// Eight chains per tile, chain j of tile t in lane 8 t + j, then the tree of sum8: lane 8 t has the sum of tile t.
-__device__ __forceinline__ float tile_sums(const float* weights, int num_tiles, int lane) {
+// Eight chains over a tile, chain j in lane j, then the tree of sum8: lane 0 has the sum.
+__device__ __forceinline__ float tile_sum(const float* weights, int lane) {
     using quant::add;
     float sum = 0.0f;
-    if (lane / 8 < num_tiles) {
 #pragma unroll
-        for (int i = 0; i < kKvTile; i += 8) sum = add(sum, weights[lane / 8 * kKvTile + i + lane % 8]);
-    }
+    for (int i = 0; i < kKvTile; i += 8) sum = add(sum, weights[i + lane % 8]);
     sum = add(sum, __shfl_xor_sync(kWholeWarp, sum, 4));
     sum = add(sum, __shfl_xor_sync(kWholeWarp, sum, 2));
     return add(sum, __shfl_xor_sync(kWholeWarp, sum, 1));
 }
 
-__device__ __forceinline__ float warp_max(float x) {
-    for (int width = kWarpLanes / 2; width > 0; width /= 2) x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, width));
-    return x;
-}
-
-// One warp turns a query's scores of a chunk into exp(score - max'), zero where the row sees nothing, and updates the state.
+// One warp turns a query's scores of a tile into exp(score - greatest so far), zero where the row sees nothing.
 template <class Block>
-__device__ __forceinline__ void advance_query(const Block& block, int q, int first_tile) {
+__device__ __forceinline__ void advance_tile(const Block& block, int q, int tile, int first_tile) {
     using quant::add;
-    float* scores = block.scores + q * block.chunk_tiles * kKvTile;
-    SoftmaxState state = block.states[q];
-    float most[kSpanTiles];
-    const int seen = block.position + block.row_of(q) + 1 - first_tile * kKvTile;  // of the chunk, from its beginning
-#pragma unroll
-    for (int t = 0; t < kSpanTiles; t++) {
-        if (t >= block.chunk_tiles) break;
-        const int j = t * kKvTile + block.lane, k = j + kWarpLanes;
-        most[t] = warp_max(fmaxf(j < seen ? scores[j] : -INFINITY, k < seen ? scores[k] : -INFINITY));
+    const int seen = block.seen(block.row_of(q), first_tile + tile);
+    float* scores = block.scores + (q * block.chunk_tiles + tile) * kKvTile;
+    TileSoftmax* tiles = block.tiles + q * kSpanTiles;
+    float max_before = block.states[q].max, max = max_before;
+    for (int t = 0; t <= tile; t++) {
+        max_before = max;
+        if (block.seen(block.row_of(q), first_tile + t) > 0) max = fmaxf(max, tiles[t].most);
     }
-    float before = 1.0f;  // lane t keeps that of tile t
 #pragma unroll
-    for (int t = 0; t < kSpanTiles; t++) {
-        if (t >= block.chunk_tiles) break;
-        const float max = fmaxf(state.max, most[t]), factor = t * kKvTile < seen ? quant::exp_clamped(add(state.max, -max)) : 1.0f;
-        if (block.lane == t) before = factor;
-        state.max = max;
-        for (int j = t * kKvTile + block.lane; j < (t + 1) * kKvTile; j += kWarpLanes)
-            scores[j] = j < seen ? quant::exp_clamped(add(scores[j], -max)) : 0.0f;
-    }
+    for (int j = block.lane; j < kKvTile; j += kWarpLanes) scores[j] = j < seen ? quant::exp_clamped(add(scores[j], -max)) : 0.0f;
     __syncwarp();
-    const float sum = tile_sums(scores, block.chunk_tiles, block.lane);
-#pragma unroll
-    for (int t = 0; t < kSpanTiles; t++) {
-        if (t >= block.chunk_tiles) break;
-        const float factor = __shfl_sync(kWholeWarp, before, t), of_tile = __shfl_sync(kWholeWarp, sum, 8 * t);
-        if (t * kKvTile < seen) state.sum = quant::fma(state.sum, factor, of_tile);
-    }
-    if (block.lane < kSpanTiles) block.before[q * kSpanTiles + block.lane] = before;
-    if (block.lane == 0) block.states[q] = state;
+    const float sum = tile_sum(scores, block.lane);
+    if (block.lane != 0) return;
+    tiles[tile].before = seen > 0 ? quant::exp_clamped(add(max_before, -max)) : 1.0f;
+    tiles[tile].sum = sum;
 }
 
 template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void advance_chunk(const WindowBlock<Value, kQueries, kDim>& block, int first_tile) {
 #pragma unroll 1
-    for (int q = block.warp; q < kQueries; q += block.num_warps)
-        if (block.exists(q)) advance_query(block, q, first_tile);
+    for (int item = block.warp; item < kQueries * block.chunk_tiles; item += block.num_warps) {
+        const int tile = item / kQueries, q = item % kQueries;
+        if (block.exists(q)) advance_tile(block, q, tile, first_tile);
+    }
 }
 
-// kWidth neighbouring values of the cache.
-template <int kWidth, class Value>
-struct ValuesAt {
-    using Stored = std::conditional_t<kWidth == 1, Value, typename KvValues<Value>::Pair>;
-    Stored stored;
-
-    __device__ __forceinline__ explicit ValuesAt(const Value* values) : stored(*reinterpret_cast<const Stored*>(values)) {}
-    __device__ __forceinline__ void widen(float (&out)[kWidth]) const {
-        if constexpr (kWidth == 1) {
-            out[0] = static_cast<float>(stored);
-        } else {
-            const float2 pair = KvValues<Value>::widen(stored);
-            out[0] = pair.x;
-            out[1] = pair.y;
-        }
+// The state of a query behind the chunk; one thread calls it, a barrier after advance_chunk().
+template <class Block>
+__device__ __forceinline__ void advance_state(const Block& block, int q, int first_tile) {
+    if (!block.exists(q)) return;
+    SoftmaxState state = block.states[q];
+    for (int t = 0; t < block.chunk_tiles && block.seen(block.row_of(q), first_tile + t) > 0; t++) {
+        const TileSoftmax& tile = block.tiles[q * kSpanTiles + t];
+        state = {fmaxf(state.max, tile.most), quant::fma(state.sum, tile.before, tile.sum)};
     }
-};
+    block.states[q] = state;
+}
 
-// sums[q] of one tile for kNum queries and the kWidth dimensions at `values`. Rows rise with q: the first query sees least.
-template <int kNum, int kWidth, class Value>
+// sums[q] of one tile for kNum queries and the two dimensions at `values`. Rows rise with q: the first query sees least.
+template <int kNum, class Value>
 __device__ __forceinline__ void mix_tile(const Value* values, int head_dim, const float* weights, int stride,
-                                         const int (&seen)[kNum], float (&sums)[kNum][kWidth]) {
-    constexpr int kStep = 8;
-    const int common = seen[0] & ~(kStep - 1), most = seen[kNum - 1];
-#pragma unroll 2
-    for (int begin = 0; begin < common; begin += kStep) {
-        float value[kStep][kWidth];
+                                         const int (&seen)[kNum], float2 (&sums)[kNum]) {
+    using Pair = typename KvValues<Value>::Pair;
+    constexpr int kStep = 16;
+    const auto add_step = [&](int begin, const auto& sees) {
+        Pair pairs[kStep];
 #pragma unroll
-        for (int i = 0; i < kStep; i++) ValuesAt<kWidth, Value>(values + (begin + i) * head_dim).widen(value[i]);
+        for (int i = 0; i < kStep; i++) pairs[i] = *reinterpret_cast<const Pair*>(values + (begin + i) * head_dim);
 #pragma unroll
         for (int q = 0; q < kNum; q++) {
 #pragma unroll
@@ -155,23 +141,19 @@ __device__ __forceinline__ void mix_tile(const Value* values, int head_dim, cons
                 const float4 w = *reinterpret_cast<const float4*>(weights + q * stride + begin + four);
                 const float weight[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-#pragma unroll
-                    for (int d = 0; d < kWidth; d++) sums[q][d] = quant::fma(weight[i], value[four + i][d], sums[q][d]);
+                for (int i = 0; i < 4; i++) {
+                    const float2 value = KvValues<Value>::widen(pairs[four + i]);
+                    if (sees(q, begin + four + i))
+                        sums[q] = {quant::fma(weight[i], value.x, sums[q].x), quant::fma(weight[i], value.y, sums[q].y)};
+                }
             }
         }
-    }
+    };
+    int begin = 0;
 #pragma unroll 1
-    for (int j = common; j < most; j++) {
-        float value[kWidth];
-        ValuesAt<kWidth, Value>(values + j * head_dim).widen(value);
-#pragma unroll
-        for (int q = 0; q < kNum; q++) {
-            if (j >= seen[q]) continue;
-#pragma unroll
-            for (int d = 0; d < kWidth; d++) sums[q][d] = quant::fma(weights[q * stride + j], value[d], sums[q][d]);
-        }
-    }
+    for (; begin + kStep <= seen[0]; begin += kStep) add_step(begin, [](int, int) { return true; });
+#pragma unroll 1
+    for (; begin < seen[kNum - 1]; begin += kStep) add_step(begin, [&](int q, int j) { return j < seen[q]; });
 }
 
 // Where sums of values lie between the chunks of a span and behind its last: in the scratch, so that shared memory is left for
@@ -183,19 +165,19 @@ struct MixPlace {
     int64_t head;
 };
 
-// kNum queries from `first` on, kWidth dimensions from `dim` on.
-template <int kNum, int kWidth, class Block>
-__device__ __forceinline__ void mix_item(const Block& block, int first, int dim, int first_tile, int span, const MixPlace& place) {
-    const int head_dim = block.head_dim(), stride = block.chunk_tiles * kKvTile;
-    float* stored[kNum];
-    float sums[kNum][kWidth];
+// kNum queries from `first` on, dimensions 2 pair and 2 pair + 1.
+template <int kNum, class Block>
+__device__ __forceinline__ void mix_item(const Block& block, int first, int pair, int first_tile, int span, const MixPlace& place) {
+    const int dim = block.head_dim(), stride = block.chunk_tiles * kKvTile;
+    float2* stored[kNum];
+    float2 sums[kNum];
 #pragma unroll
     for (int q = 0; q < kNum; q++) {
         const int row = block.row_of(first + q);
         const bool wanted = block.exists(first + q) && block.sees_span(row, span);
-        stored[q] = wanted ? place.sums + row * place.row + block.head_of(first + q) * place.head + dim : nullptr;
-#pragma unroll
-        for (int d = 0; d < kWidth; d++) sums[q][d] = stored[q] && !place.first ? stored[q][d] : 0.0f;
+        stored[q] = wanted ? reinterpret_cast<float2*>(place.sums + row * place.row + block.head_of(first + q) * place.head) + pair
+                           : nullptr;
+        sums[q] = stored[q] && !place.first ? *stored[q] : float2{0.0f, 0.0f};
     }
 #pragma unroll 1
     for (int t = 0; t < block.chunk_tiles; t++) {
@@ -203,42 +185,28 @@ __device__ __forceinline__ void mix_item(const Block& block, int first, int dim,
 #pragma unroll
         for (int q = 0; q < kNum; q++) {
             seen[q] = block.seen(min(block.row_of(first + q), block.num_rows - 1), first_tile + t);
-            const float before = block.before[(first + q) * kSpanTiles + t];
-#pragma unroll
-            for (int d = 0; d < kWidth; d++) sums[q][d] = quant::mul(sums[q][d], before);
+            const float before = block.tiles[(first + q) * kSpanTiles + t].before;
+            sums[q] = {quant::mul(sums[q].x, before), quant::mul(sums[q].y, before)};
         }
         if (seen[kNum - 1] == 0) break;
-        mix_tile<kNum, kWidth>(block.values + t * kKvTile * head_dim + dim, head_dim,
-                               block.scores + first * stride + t * kKvTile, stride, seen, sums);
+        mix_tile<kNum>(block.values + t * kKvTile * dim + 2 * pair, dim, block.scores + first * stride + t * kKvTile, stride, seen,
+                       sums);
     }
 #pragma unroll
     for (int q = 0; q < kNum; q++)
-        if (stored[q])
-#pragma unroll
-            for (int d = 0; d < kWidth; d++) stored[q][d] = sums[q][d];
+        if (stored[q]) *stored[q] = sums[q];
 }
 
-template <int kWidth, class Value, int kQueries, int kDim>
-__device__ __forceinline__ void mix_by(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, int span,
-                                       const MixPlace& place) {
-    constexpr int kNum = kMixQueries<kQueries>;
-    const int per_head = block.head_dim() / kWidth;
-#pragma unroll 1
-    for (int item = block.thread(); item < kQueries / kNum * per_head; item += block.num_threads()) {
-        const int first = item / per_head * kNum;
-        if (block.row_of(first) < block.num_rows)
-            mix_item<kNum, kWidth>(block, first, item % per_head * kWidth, first_tile, span, place);
-    }
-}
-
-// A chain per thread where there are threads enough, else two.
 template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void mix_chunk(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, int span,
                                           const MixPlace& place) {
-    if (kQueries / kMixQueries<kQueries> * block.head_dim() <= block.num_threads())
-        mix_by<1>(block, first_tile, span, place);
-    else
-        mix_by<2>(block, first_tile, span, place);
+    constexpr int kNum = kMixQueries<kQueries>;
+    const int pairs = block.head_dim() / 2;
+#pragma unroll 1
+    for (int item = block.thread(); item < kQueries / kNum * pairs; item += block.num_threads()) {
+        const int first = item / pairs * kNum;
+        if (block.row_of(first) < block.num_rows) mix_item<kNum>(block, first, item % pairs, first_tile, span, place);
+    }
 }
 
 }  // namespace tandem::cuda

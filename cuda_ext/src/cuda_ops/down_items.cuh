@@ -105,7 +105,7 @@ class DownItems {
         if (index >= pass_.end_expert - pass_.first_expert) return {};
         const RoutedExpert& expert = block_.list.experts[block_.list.of_side[kCardSide][pass_.first_expert + index]];
         const int row = (chunk - index * plan_.chunks) * stage_rows, num_rows = max(0, min(stage_rows, block_.num_columns - row));
-        return {&expert, row, num_rows, span_of(expert.blob, p_.down, block_.first_column + row, num_rows)};
+        return {&expert, row, num_rows, span_of(expert, p_.down, block_.first_column + row, num_rows)};
     }
 
     const DownProblem& p_;

@@ -136,7 +136,7 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
         for (const size_t limit : {beside, p.leaves_room ? beside : card.block_shared_bytes}) {
             if (plan.held + held_bytes > limit || plan.ring_plan.num_stages >= wanted_stages) continue;
             const RingPlan rings =
-                plan_rings(limit - plan.held - held_bytes, {num_warps, wanted_stages, stage_rows}, p.down.row_bytes, 1);
+                plan_rings(limit - plan.held - held_bytes, {num_warps, wanted_stages, stage_rows}, staged_rows(p.down));
             if (rings.num_warps == 0) continue;
             plan.held_pairs = static_cast<int32_t>(held);
             plan.rings = plan.held + static_cast<uint32_t>(held_bytes);

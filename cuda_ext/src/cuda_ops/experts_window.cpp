@@ -11,17 +11,22 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr size_t kMarginBytes = 32;   // of a matrix: copies begin and end at multiples of 16, dot products read 3 bytes beyond
+constexpr size_t kMarginBytes = 32;  // of a matrix: copies begin and end at multiples of 16, dot products read 3 bytes beyond
 
 }  // namespace
 
-size_t stage_bytes(int rows, size_t rows_bytes, int num_matrices) {
-    return (rows * rows_bytes + 15) / 16 * 16 + num_matrices * kMarginBytes;
+StagedRows staged_rows(const BlobPart& part) {
+    const bool is_aligned = part.row_bytes % kStreamUnit == 0 && part.offset % kStreamUnit == 0;
+    return {part.row_bytes, is_aligned ? kMarginBytes : 2 * kStreamUnit};
 }
 
-RingPlan plan_rings(size_t available, const WantedRings& wanted, size_t rows_bytes, int num_matrices) {
+StagedRows operator+(const StagedRows& a, const StagedRows& b) {
+    return {a.nbytes + b.nbytes, a.margin_bytes + b.margin_bytes};
+}
+
+RingPlan plan_rings(size_t available, const WantedRings& wanted, const StagedRows& staged) {
     const auto rings = [&](int warps, int rows) {
-        const size_t stage = stage_bytes(rows, rows_bytes, num_matrices), per_warp = available / warps;
+        const size_t stage = staged.stage_bytes(rows), per_warp = available / warps;
         const int stages = static_cast<int>(std::min<size_t>(kMaxStages, per_warp / (stage + kBarrierBytes)));
         return RingPlan{warps, stages, rows, static_cast<uint32_t>(stage),
                         static_cast<uint32_t>(warps * stages * (stage + kBarrierBytes))};

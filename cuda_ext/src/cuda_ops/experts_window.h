@@ -106,12 +106,23 @@ struct WantedRings {
     int stage_rows;
 };
 
-// The best rings that fit into `available` bytes: whole stages if as many as wanted fit, else smaller ones, else fewer warps.
-// `rows_bytes`: of one row of each of the `num_matrices` matrices together. num_warps is 0 where nothing fits.
-RingPlan plan_rings(size_t available, const WantedRings& wanted, size_t rows_bytes, int num_matrices);
+// What copies of rows are rounded to where they come from host memory: others cross the bus in twice as many pieces.
+constexpr uint32_t kStreamUnit = 128;
 
-// A stage of `rows` rows of each matrix.
-size_t stage_bytes(int rows, size_t rows_bytes, int num_matrices);
+// One row of each matrix that lies in a stage, and what copies of some rows of them may be longer.
+struct StagedRows {
+    size_t nbytes;
+    size_t margin_bytes;
+
+    // A stage of so many rows.
+    size_t stage_bytes(int rows) const { return (rows * nbytes + 15) / 16 * 16 + margin_bytes; }
+};
+StagedRows staged_rows(const BlobPart& part);
+StagedRows operator+(const StagedRows& a, const StagedRows& b);
+
+// The best rings that fit into `available` bytes: whole stages if as many as wanted fit, else smaller ones, else fewer warps.
+// num_warps is 0 where nothing fits.
+RingPlan plan_rings(size_t available, const WantedRings& wanted, const StagedRows& staged);
 
 // The shared memory of an input row: quantised groups, or floats where the type wants those.
 size_t input_row_bytes(quant::Type type, int64_t columns);

@@ -129,9 +129,9 @@ bool has_own_kernel(const GateUpProblem& p) {
 }
 
 // One stage for each warp, since a stage more costs as many instructions as its rows; no warps where it does not fit.
-RingPlan plan_single_stage(size_t available, int num_warps, int rows, size_t rows_bytes) {
+RingPlan plan_single_stage(size_t available, int num_warps, int rows, const StagedRows& staged) {
     if (rows > kMaxGateUpStageRows) return {};
-    const size_t stage = stage_bytes(rows, rows_bytes, 2), all = num_warps * (stage + sizeof(device::StagedCopy));
+    const size_t stage = staged.stage_bytes(rows), all = num_warps * (stage + sizeof(device::StagedCopy));
     if (all > available) return {};
     return {num_warps, 1, rows, static_cast<uint32_t>(stage), static_cast<uint32_t>(all)};
 }
@@ -159,7 +159,7 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     plan.shares = pieces.take(num_warps * sizeof(ShareOfExperts));
     plan.results = pieces.take(num_warps * kGateUpResults * sizeof(float));
     plan.rings = pieces.take(0);
-    const size_t rows_bytes = p.gate.row_bytes + p.up.row_bytes;
+    const StagedRows staged = staged_rows(p.gate) + staged_rows(p.up);
     // Of a warp, if each of a single row's experts is on the card.
     const int warps_per_expert = std::max(1, plan.num_blocks * num_warps / p.choice.top_k);
     const int share_rows = p.num_rows == 1 ? (p.gate.rows + warps_per_expert - 1) / warps_per_expert : 0;
@@ -169,12 +169,12 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     for (const size_t limit : {card.modest_shared_bytes(kSharedPercent), card.block_shared_bytes}) {
         if (limit < plan.rings + num_warps * kMaxStages * kBarrierBytes + scratch_bytes) continue;
         for (int rows = share_rows; rows > share_rows / 2 && plan.ring_plan.num_warps == 0; rows--)
-            plan.ring_plan = plan_single_stage(limit - plan.rings, num_warps, rows, rows_bytes);
+            plan.ring_plan = plan_single_stage(limit - plan.rings, num_warps, rows, staged);
         if (plan.ring_plan.num_warps > 0) break;
-        plan.ring_plan = plan_rings(limit - plan.rings, {num_warps, 2, kGateUpStageRows}, rows_bytes, 2);
+        plan.ring_plan = plan_rings(limit - plan.rings, {num_warps, 2, kGateUpStageRows}, staged);
         if (plan.ring_plan.num_stages >= 2) break;
     }
-    require(plan.ring_plan.num_warps > 0, "gate and up rows of " + std::to_string(rows_bytes) + " bytes for " +
+    require(plan.ring_plan.num_warps > 0, "gate and up rows of " + std::to_string(staged.nbytes) + " bytes for " +
                                               std::to_string(p.num_rows) + " rows do not fit the " +
                                               std::to_string(card.block_shared_bytes) + " bytes of shared memory");
     plan.scratch = plan.wants_values() ? plan.values : plan.rings + stages_at(plan.ring_plan);

@@ -31,13 +31,6 @@ __device__ __forceinline__ EvenShare even_share(int num, int share, int num_shar
     return share_of(each, num - each * num_shares, share);
 }
 
-// Rows of a part of a blob, which has less than 4 GiB.
-__device__ __forceinline__ device::AlignedSpan span_of(const uint8_t* blob, const BlobPart& part, int row, int num_rows) {
-    const auto row_bytes = static_cast<uint32_t>(part.row_bytes);
-    return device::aligned_span(blob + (static_cast<uint32_t>(part.offset) + static_cast<uint32_t>(row) * row_bytes),
-                                static_cast<uint32_t>(num_rows) * row_bytes);
-}
-
 constexpr int kEveryItem = 0x7fffffff;  // a number behind that of every item
 
 // `Items` is a warp's work, numbered from 0. It should know an item by its number alone: what a warp keeps while it multiplies costs
