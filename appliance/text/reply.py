@@ -16,12 +16,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from appliance.text.tokenizer import Tokenizer
 
 _THINK, _END_THINK = "<think>", "</think>"
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
 _MAY_BE_OBJECT = re.compile(r"\s*(?:\{|\Z)")
+_TAIL_TOKENS = 16
+"""More than `<think>` and a line break after it can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,11 @@ class _Place(Enum):
     CONTENT = auto()
     CALL = auto()
     """The text not given out yet is white space, `<tool_call>`, and what has come of the call."""
+
+
+def ends_in_think(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+    """Whether the template has opened the model's reasoning itself, at the end of the prompt."""
+    return tokenizer.decode(prompt[-_TAIL_TOKENS:]).rstrip().endswith(_THINK)
 
 
 class ReplyStream:

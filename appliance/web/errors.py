@@ -58,7 +58,7 @@ def rule_for(error: errors.TandemError) -> Rule:
     return next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
 
 
-def error_body(error: errors.TandemError) -> dict[str, object]:
+def openai_body(error: errors.TandemError) -> dict[str, object]:
     """The JSON body; also the `data:` of an error inside a stream."""
     return {"error": {"message": error.message, "type": rule_for(error).type, "param": error.param, "code": error.code}}
 
@@ -66,7 +66,7 @@ def error_body(error: errors.TandemError) -> dict[str, object]:
 def error_response(error: errors.TandemError) -> Response:
     """The complete answer with status and headers."""
     rule = rule_for(error)
-    response = jsonify(error_body(error))
+    response = jsonify(openai_body(error))
     response.status_code = rule.status
     if rule.retry:
         wait_s = error.retry_after_s if isinstance(error, errors.CapacityError) else ENGINE_RETRY_S
