@@ -1,4 +1,4 @@
-"""OpenAI's routes under `/v1`, and `/tokenize` and `/detokenize` beside them."""
+"""OpenAI's answering routes, and `/tokenize` and `/detokenize` beside them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,14 @@ from appliance.text.tokenizer import Tokenizer
 from appliance.web.answering import answer
 from appliance.web.chat import ChatChoices
 from appliance.web.completions import CompletionChoices
-from appliance.web.model_info import ModelInfo
 from appliance.web.openai_dialect import OpenAIDialect
 from appliance.web.orders import chat_orders, chat_prompt, completion_orders
-from appliance.web.schemas import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, ModelPath, TokenizeBody
+from appliance.web.schemas import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from appliance.web.service import service
 
 _ERRORS: ResponseDict = {str(status): ErrorBody for status in (400, 401, 403, 404, 413, 415, 429, 500, 503)}
 
 api = APIBlueprint("openai", __name__, abp_tags=[Tag(name="OpenAI")], abp_responses=_ERRORS)
-
-
-@api.get("/v1/models")
-def list_models() -> Response:
-    """The one model, in OpenAI's list."""
-    return jsonify({"object": "list", "data": [_model(service().model)]})
-
-
-@api.get("/v1/models/<path:model_id>")
-def get_model(path: ModelPath) -> Response:
-    """The model by its name."""
-    here = service()
-    here.check_model(path.model_id)
-    return jsonify(_model(here.model))
 
 
 @api.post("/v1/chat/completions")
@@ -89,20 +74,6 @@ def detokenize(body: DetokenizeBody) -> Response:
         raise RequestError(f"token {unknown} is not in the vocabulary, which has 0 to {here.model.vocab - 1}", param="tokens")
     text = here.tokenizer.decode(body.tokens)
     return jsonify({"content": text, "prompt": text})
-
-
-def _model(model: ModelInfo) -> dict[str, Any]:
-    """Clients look for the context length under different names; all of them are here."""
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "tandem",
-        "max_model_len": model.context,
-        "context_length": model.context,
-        "context_window": model.context,
-        "meta": {"n_ctx": model.context, "n_vocab": model.vocab, "size": model.file_bytes, "architecture": model.architecture},
-    }
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
