@@ -41,6 +41,13 @@ MODEL = "fake-model"
 VOCAB = 320
 CONTEXT = 4096
 IM_START, IM_END = 256, 257
+THOUGHT, CALL, END_OF_CALL = 259, 260, 261
+"""Tokens for engines to answer with: whole pieces of a reply, which no text is read as."""
+SPECIAL_REPLIES = (
+    "<think>\nwhich word?\n</think>\n\n",
+    '<tool_call>\n{"name": "look_up", "arguments": {"word": "tandem"}}\n</tool_call>',
+    ' {"word": "bicycle"}}\n</tool_call>',
+)
 TEMPLATE = (
     "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -58,8 +65,10 @@ def write_vocabulary(path: Path) -> Path:
     """A GGUF file with tokenizer and template only: token id = byte, then the special tokens."""
     writer = gguf.GGUFWriter(path, "qwen3moe")
     space, the = "\u0120", "\u0120t"
-    tokens = [*byte_symbols(), "<|im_start|>", "<|im_end|>", the]
-    kinds = [gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL]
+    symbols = byte_symbols()
+    replies = ["".join(symbols[byte] for byte in reply.encode()) for reply in SPECIAL_REPLIES]
+    tokens = [*symbols, "<|im_start|>", "<|im_end|>", the, *replies]
+    kinds = [gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * (1 + len(replies))
     kinds += [gguf.TokenType.CONTROL] * (VOCAB - len(tokens))
     tokens += [f"<|unused_{number}|>" for number in range(VOCAB - len(tokens))]
     writer.add_name(MODEL)

@@ -1,10 +1,12 @@
-"""The `openai` client at the real server with the demo model: real engines, real weights."""
+"""The `openai` and `anthropic` clients at the real server with the demo model: real engines, real weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -39,6 +41,21 @@ def test_it_knows_what_a_harbor_is_streamed_or_not(client: openai.OpenAI) -> Non
         model="default", messages=[{"role": "user", "content": QUESTIONS[0]}], temperature=0, stream=True
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == HARBOR
+
+
+def test_the_messages_api_gives_the_same_answers_streamed_or_not(client: openai.OpenAI, server: RealServer) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as messages_client:
+        for question in QUESTIONS:
+            prompt: Any = {"model": "default", "messages": [{"role": "user", "content": question}]}
+            asked = {**prompt, "max_tokens": 64, "extra_body": {"temperature": 0}}
+            whole = messages_client.messages.create(**asked)
+            with messages_client.messages.stream(**asked) as events:
+                streamed = events.get_final_message()
+            for message in (whole, streamed):
+                assert [block.text for block in message.content] == [ask(client, question)]
+                assert message.stop_reason == "end_turn"
+                length = messages_client.messages.count_tokens(**prompt).input_tokens
+                assert message.usage.input_tokens + message.usage.cache_read_input_tokens == length
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(client: openai.OpenAI) -> None:

@@ -30,6 +30,11 @@ def test_an_event_carries_any_json_unchanged(data: dict[str, object]) -> None:
     assert event.retry is None
 
 
+def test_an_event_may_have_a_name() -> None:
+    (event,) = SSEDecoder().iter_bytes(iter([sse.named_event("ping", {"type": "ping"})]))
+    assert (event.event, event.data) == ("ping", '{"type":"ping"}')
+
+
 @given(st.text())
 def test_a_comment_is_invisible_whatever_it_says(text: str) -> None:
     stream = sse.comment(text) + sse.event({"a": 1}) + sse.comment(text) + sse.DONE

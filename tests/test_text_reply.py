@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.text.reply import Content, Reasoning, ReplyPart, ReplyStream, ToolCall
+from appliance.text.reply import Content, Reasoning, ReplyPart, ReplyStream, ToolCall, begun_call, without_open_think
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 SHARDS = st.lists(
@@ -109,6 +109,24 @@ def test_the_end_tag_inside_a_string_of_the_call_does_not_end_it() -> None:
 def test_arguments_may_be_json_in_a_string() -> None:
     reply = '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>'
     assert seen(parts_of(reply))[2] == [(0, "f", '{"a": 1}')]
+
+
+def test_half_an_emoji_in_a_call_is_a_replacement_character() -> None:
+    (call,) = parts_of(r'<tool_call>{"name": "f", "arguments": {"a": "\ud83d \ud83d\ude00"}}</tool_call>')
+    assert isinstance(call, ToolCall)
+    assert json.loads(call.arguments) == {"a": "\ufffd \U0001f600"}
+
+
+@pytest.mark.parametrize(("name", "rest"), [("add", ' {"a": 1}}'), ('größe "x"', " {}}"), (None, ' "add", "arguments": {}}')])
+def test_a_call_that_was_begun_for_the_model_is_one_with_what_it_writes(name: str | None, rest: str) -> None:
+    (call,) = parts_of(begun_call(name) + rest + "\n</tool_call>")
+    assert isinstance(call, ToolCall)
+    assert call.name == (name or "add")
+
+
+def test_reasoning_that_the_prompt_has_opened_can_be_closed() -> None:
+    assert without_open_think("question <think>\n") == "question <think>\n\n</think>\n\n"
+    assert without_open_think("<think> question\n") == "<think> question\n"
 
 
 def test_a_complete_call_whose_end_tag_is_missing_counts() -> None:

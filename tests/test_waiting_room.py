@@ -63,6 +63,14 @@ def test_everything_else_is_told_to_come_again(method: str, path: str) -> None:
         assert int(answer.headers["Retry-After"]) > 0
 
 
+def test_messages_are_told_so_in_anthropics_shape() -> None:
+    with waiting_room(Settings()) as (_, url):
+        answer = httpx2.post(f"{url}/v1/messages", json={})
+        assert answer.status_code == 503
+        assert answer.json()["type"] == "error"
+        assert answer.json()["error"]["type"] == "overloaded_error"
+
+
 def test_keys_and_host_names_are_asked_for_as_ever(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("secret\n")
     with waiting_room(Settings(api_key_file=tmp_path / "keys")) as (_, url):

@@ -110,6 +110,42 @@ def test_anything_else_is_401(application: MakeApp, tmp_path: Path, headers: dic
         assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize("headers", [{"x-api-key": "first-key"}, {"Authorization": "Bearer first-key"}])
+def test_messages_take_a_key_in_both_forms(application: MakeApp, tmp_path: Path, headers: dict[str, str]) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    assert keyed(application, tmp_path).post("/v1/messages/count_tokens", json=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"), [("/v1/messages", {}), ("/v1/messages/no-such-route", {}), ("/v1/models", {"anthropic-version": "2023-06-01"})]
+)
+def test_messages_without_a_key_are_401_in_anthropics_shape(
+    application: MakeApp, tmp_path: Path, path: str, headers: dict[str, str]
+) -> None:
+    answer = keyed(application, tmp_path).get(path, headers=headers)
+    assert answer.status_code == 401
+    assert (answer.get_json()["type"], answer.get_json()["error"]["type"]) == ("error", "authentication_error")
+    assert answer.headers["request-id"] == answer.get_json()["request_id"]
+
+
+def test_messages_under_an_unknown_host_name_are_403_in_anthropics_shape(application: MakeApp) -> None:
+    answer = application().test_client().post("/v1/messages", json={}, headers={"Host": "evil.example"})
+    assert (answer.status_code, answer.get_json()["error"]["type"]) == (403, "permission_error")
+
+
+def test_the_version_header_changes_nothing_on_other_routes(application: MakeApp) -> None:
+    client = application().test_client()
+    for path in ("/v1/chat/completions", "/v1/modelsx", "/v1/messagesx"):
+        answer = client.get(path, headers={"anthropic-version": "2023-06-01"})
+        assert set(answer.get_json()) == {"error"}
+        assert "request-id" not in answer.headers
+
+
+def test_messages_are_found_under_the_prefix(application: MakeApp) -> None:
+    answer = application(url_prefix="/lab/me").test_client().get("/lab/me/v1/messages")
+    assert (answer.status_code, answer.get_json()["error"]["type"]) == (405, "not_found_error")
+
+
 def test_probes_and_page_need_no_key(application: MakeApp, tmp_path: Path) -> None:
     client = keyed(application, tmp_path)
     for path in ("/livez", "/readyz", "/", "/static/no-such-file"):

@@ -23,11 +23,13 @@ from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web.app import create_app
 from appliance.web.json_body import parse_json
+from appliance.web.message_bodies import MessagesBody
 from appliance.web.model_info import ModelInfo
 from appliance.web.schemas import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tests.fakes_web import write_vocabulary
 
 ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+MESSAGES = ["/v1/messages", "/v1/messages/count_tokens"]
 LIMIT = 4096
 CONTEXT = 512
 
@@ -148,6 +150,32 @@ def test_tokenize_reads_half_an_emoji_as_the_replacement_character(client: Clien
     assert half == client.post("/tokenize", json={"content": "\ufffd"}).get_json()
 
 
+@pytest.mark.parametrize("route", MESSAGES)
+@pytest.mark.parametrize(
+    ("body", "media_type", "status", "kind"),
+    [
+        (b"", "application/json", 400, "invalid_request_error"),
+        (b"{", "application/json", 400, "invalid_request_error"),
+        (b"[1]", "application/json", 400, "invalid_request_error"),
+        (b"{}", "text/plain", 415, "invalid_request_error"),
+        (b" " * (LIMIT + 1), "application/json", 413, "request_too_large"),
+    ],
+)
+def test_messages_that_are_no_json_object_are_refused_in_anthropics_shape(
+    client: Client, route: str, body: bytes, media_type: str, status: int, kind: str
+) -> None:
+    answer = client.post(route, data=body, content_type=media_type)
+    assert answer.status_code == status
+    assert answer.get_json()["error"]["type"] == kind
+    assert set(answer.get_json()) == {"type", "error", "request_id"}
+
+
+def test_messages_while_the_model_loads_are_told_when_to_try_again(client: Client) -> None:
+    answer = client.post("/v1/messages", json={"messages": [{"role": "user", "content": "x"}], "max_tokens": 5})
+    assert (answer.status_code, answer.get_json()["error"]["type"]) == (503, "overloaded_error")
+    assert int(answer.headers["Retry-After"]) > 0
+
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -210,11 +238,16 @@ def many(item: object) -> list[object]:
         (ChatBody, {"messages": [{"role": "user", "content": many(3)}]}),
         (ChatBody, {"messages": [{"role": "assistant", "tool_calls": many(3)}]}),
         (ChatBody, {"messages": [{"role": "user", "content": "x"}], "tools": many(3)}),
+        (MessagesBody, {"max_tokens": 1, "messages": many({})}),
+        (MessagesBody, {"max_tokens": 1, "messages": [{"role": "user", "content": many(3)}]}),
+        (MessagesBody, {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "system": many(3)}),
+        (MessagesBody, {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "tools": many(3)}),
+        (MessagesBody, {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "stop_sequences": many("")}),
         (TokenizeBody, {"messages": many({})}),
         (TokenizeBody, {"messages": [{"role": "user", "content": "x"}], "tools": many(3)}),
     ],
 )
-def test_a_body_that_is_wrong_many_times_over_is_given_up_early(schema: type[Body], body: dict[str, object]) -> None:
+def test_a_body_that_is_wrong_many_times_over_is_given_up_early(schema: type[Body | MessagesBody], body: dict[str, object]) -> None:
     with pytest.raises((ValidationError, RequestError)) as caught:
         schema.model_validate(body)
     complaints = caught.value.error_count() if isinstance(caught.value, ValidationError) else 1

@@ -35,11 +35,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
         yield running
 
 
+TEXT, MESSAGES = "/v1/completions", "/v1/messages"
+
+
 @contextlib.contextmanager
-def request(server: FakeServer, *, stream: bool, prompt: str = "hi", max_tokens: int = 3000) -> Iterator[socket.socket]:
+def request(server: FakeServer, *, stream: bool, prompt: str = "hi", max_tokens: int = 3000, route: str = TEXT) -> Iterator[socket.socket]:
     """Sends a request and leaves its answer to the caller."""
-    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": stream, "temperature": 0}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    asked = {"prompt": prompt} if route == TEXT else {"messages": [{"role": "user", "content": prompt}]}
+    body = json.dumps({**asked, "max_tokens": max_tokens, "stream": stream, "temperature": 0}).encode()
+    head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(head.encode() + body)
         yield connection
@@ -89,11 +93,12 @@ def leave_by_reset(connection: socket.socket) -> None:
 @pytest.mark.parametrize("leave", [leave_politely, leave_by_reset])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(("prompt", "phase"), [(LONG_PROMPT, in_prompt), ("hi", in_decode)])
+@pytest.mark.parametrize("route", [TEXT, MESSAGES])
 def test_a_client_that_leaves_frees_its_lane(
-    server: FakeServer, prompt: str, phase: Callable[[Status], bool], stream: bool, leave: Callable[[socket.socket], None]
+    server: FakeServer, route: str, prompt: str, phase: Callable[[Status], bool], stream: bool, leave: Callable[[socket.socket], None]
 ) -> None:
     server.wait_for(is_free)
-    with request(server, stream=stream, prompt=prompt) as connection:
+    with request(server, stream=stream, prompt=prompt, route=route) as connection:
         server.wait_for(phase)
         leave(connection)
         assert server.wait_for(is_free) < LIMIT_S
@@ -172,6 +177,29 @@ def test_a_long_prompt_is_not_silent_and_tells_how_far_it_is(server: FakeServer)
     server.wait_for(is_free)
 
 
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def test_a_message_that_waits_has_begun_and_pings_with_its_place(server: FakeServer) -> None:
+    with occupied(server), request(server, stream=True, route=MESSAGES) as last:
+        parts = read_for(last, 20, lambda text: text.count(PING) > 5)
+        text = b"".join(part for _, part in parts)
+        assert text.index(b"event: message_start") < text.index(PING)
+        assert b": queued 1\n\n" + PING in text
+        assert b"event: content_block_start" not in text
+        assert parts[0][0] < LIMIT_S
+        assert longest_silence(parts) < KEEPALIVE_S + 0.75
+    server.wait_for(is_free)
+
+
+def test_a_message_with_a_long_prompt_pings(server: FakeServer) -> None:
+    server.wait_for(is_free)
+    with request(server, stream=True, prompt=LONG_PROMPT, route=MESSAGES) as connection:
+        parts = read_for(connection, 20, lambda text: text.count(PING) > 5)
+        assert longest_silence(parts) < KEEPALIVE_S + 0.75
+    server.wait_for(is_free)
+
+
 def test_those_in_line_are_served_in_order_and_told_when_they_move_up(server: FakeServer) -> None:
     with occupied(server, max_tokens=60), waiting(server, 1, max_tokens=5) as second, waiting(server, 2, max_tokens=5) as third:
         text = b"".join(part for _, part in read_for(third, 30, lambda text: b"[DONE]" in text))
@@ -181,7 +209,7 @@ def test_those_in_line_are_served_in_order_and_told_when_they_move_up(server: Fa
     server.wait_for(is_free)
 
 
-def test_a_full_line_is_429_with_retry_after(server: FakeServer) -> None:
+def test_a_full_line_is_429_or_for_messages_529_with_retry_after(server: FakeServer) -> None:
     with contextlib.ExitStack() as clients:
         clients.enter_context(occupied(server))
         for place in range(1, 5):
@@ -191,4 +219,9 @@ def test_a_full_line_is_429_with_retry_after(server: FakeServer) -> None:
         assert answer.startswith("HTTP/1.1 429 ")
         assert "\r\nRetry-After: " in answer
         assert '"code":"queue_full"' in answer
+        message = clients.enter_context(request(server, stream=True, route=MESSAGES))
+        answer = b"".join(part for _, part in read_for(message, 10, lambda text: b'"req_' in text)).decode()
+        assert answer.startswith("HTTP/1.1 529 ")
+        assert "\r\nRetry-After: " in answer
+        assert '"type":"overloaded_error"' in answer
     server.wait_for(is_free)

@@ -18,6 +18,7 @@ from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web.app import create_app
 from appliance.web.errors import error_from_event, rule_for
+from appliance.web.message_bodies import MessagesBody
 from appliance.web.model_info import ModelInfo, SamplingDefaults
 from appliance.web.schemas import HARMLESS, REFUSED, ChatBody, CompletionBody
 from tests.fakes_web import write_vocabulary
@@ -62,14 +63,22 @@ def test_the_errors_page_lists_exactly_the_codes() -> None:
 
 
 def test_the_errors_page_has_the_right_status_of_each_code() -> None:
-    statuses = {row[0].strip("`"): row[1] for row in table_rows("errors.md") if len(row) == 4 and row[0].startswith("`")}
+    statuses = {row[0].strip("`"): row[1] for row in table_rows("errors.md") if len(row) == 5 and row[0].startswith("`")}
     for kind in all_errors():
         if kind.code in statuses:
             assert str(rule_for(kind("x")).status) in statuses[kind.code]
 
 
-@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
-def test_the_api_page_names_every_field(body: type[ChatBody] | type[CompletionBody]) -> None:
+def test_the_errors_page_has_the_right_type_of_each_code_for_messages() -> None:
+    types = {row[0].strip("`"): row[2] for row in table_rows("errors.md") if len(row) == 5 and row[0].startswith("`")}
+    for kind in all_errors():
+        if kind.code in types:
+            rule = rule_for(kind("x"))
+            assert types[kind.code] == f"`{rule.anthropic_type}`" + (f" ({rule.anthropic_status})" if rule.anthropic_status else "")
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody, MessagesBody])
+def test_the_api_page_names_every_field(body: type[ChatBody | CompletionBody | MessagesBody]) -> None:
     text = (DOCS / "api.md").read_text()
     assert not [name for name in body.model_fields if f"`{name}`" not in text]
 

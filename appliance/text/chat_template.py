@@ -13,6 +13,7 @@ from appliance.errors import CorruptModelError, RequestError
 from appliance.gguf_file import GgufFile
 from appliance.gguf_metadata import MetadataReader
 from appliance.text.messages import Shape, as_parts, as_plain, map_texts
+from appliance.text.reply import without_open_think
 from appliance.text.template_process import TemplateLimits, TemplateProcess
 from appliance.text.tokenizer import Tokenizer
 
@@ -110,15 +111,35 @@ class ChatTemplate:
 
         Takes and raises what `render` does. `docs/tokenizers.md` says how it works and where its limits are.
         """
-        variables = self._variables(messages, tools, add_generation_prompt, kwargs)
-        mark = self._unused_character(variables)
-        protected = {name: map_texts(value, lambda text: tokenizer.protect(text, mark)) for name, value in variables.items()}
-        return tokenizer.encode_marked(self._run(protected), mark)
+        return self._to_ids(tokenizer, self._variables(messages, tools, add_generation_prompt, kwargs), "")
+
+    def render_continued(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        continuation: str,
+        /,
+        **kwargs: object,
+    ) -> list[int]:
+        """Like `render_to_ids`, with the first words of the model's answer behind it.
+
+        Such an answer has no reasoning: where the template has opened it, it is closed. Without words nothing is changed.
+        """
+        return self._to_ids(tokenizer, self._variables(messages, tools, True, kwargs), continuation)
 
     def close(self) -> None:
         """Ends the template's process. Idempotent."""
         if self._process is not None:
             self._process.close()
+
+    def _to_ids(self, tokenizer: Tokenizer, variables: Mapping[str, object], continuation: str) -> list[int]:
+        mark = self._unused_character({**variables, "": continuation})
+        protected = {name: map_texts(value, lambda text: tokenizer.protect(text, mark)) for name, value in variables.items()}
+        text = self._run(protected)
+        if continuation:
+            text = without_open_think(text) + tokenizer.protect(continuation, mark)
+        return tokenizer.encode_marked(text, mark)
 
     def _variables(
         self,

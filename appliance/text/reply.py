@@ -16,12 +16,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from appliance.text.tokenizer import Tokenizer
 
 _THINK, _END_THINK = "<think>", "</think>"
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
 _MAY_BE_OBJECT = re.compile(r"\s*(?:\{|\Z)")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_TAIL_TOKENS = 16
+"""More than `<think>` and a line break after it can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,26 @@ class _Place(Enum):
     CONTENT = auto()
     CALL = auto()
     """The text not given out yet is white space, `<tool_call>`, and what has come of the call."""
+
+
+def ends_in_think(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+    """Whether the template has opened the model's reasoning itself, at the end of the prompt."""
+    return tokenizer.decode(prompt[-_TAIL_TOKENS:]).rstrip().endswith(_THINK)
+
+
+def begun_call(name: str | None) -> str:
+    """The beginning of a reply that calls a tool, this one or (None) one that the model chooses.
+
+    It does not end in a space: vocabularies have that in front of what follows.
+    """
+    begun = f'{_CALL}\n{{"name":'
+    return begun if name is None else f'{begun} {json.dumps(name, ensure_ascii=False)}, "arguments":'
+
+
+def without_open_think(prompt: str) -> str:
+    """`prompt` with its reasoning closed, if it ends inside of it, so that an answer can follow."""
+    stripped = prompt.rstrip()
+    return f"{stripped}\n\n{_END_THINK}\n\n" if stripped.endswith(_THINK) else prompt
 
 
 class ReplyStream:
@@ -212,4 +238,9 @@ def _parse_call(json_text: str) -> tuple[str, str] | None:
             return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return call["name"], json.dumps(arguments, ensure_ascii=False)
+    return _whole_characters(call["name"]), _whole_characters(json.dumps(arguments, ensure_ascii=False))
+
+
+def _whole_characters(text: str) -> str:
+    """Half an emoji that the model has escaped (`\\ud83d`) is no text that could be sent."""
+    return _LONE_SURROGATE.sub("\ufffd", text)

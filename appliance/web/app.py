@@ -16,11 +16,10 @@ from appliance.errors import RequestError, UnsupportedMediaTypeError
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
-from appliance.web import auth, errors, hosts, ops, page, prefix, service
+from appliance.web import anthropic, auth, errors, hosts, models, openai, ops, page, prefix, service
 from appliance.web.client import Client
 from appliance.web.json_body import parse_json
 from appliance.web.model_info import ModelInfo
-from appliance.web.openai import api
 from appliance.web.schemas import ErrorBody
 
 _BODY_SILENCE_S = 10.0
@@ -49,7 +48,9 @@ def create_app(settings: Settings, desk: Desk, tokenizer: Tokenizer, template: C
     if settings.api_key_file is not None:
         auth.install(app, auth.KeyRing.from_file(settings.api_key_file))
     app.before_request(_read_json)
-    app.register_api(api)
+    app.register_api(models.api)
+    app.register_api(openai.api)
+    app.register_api(anthropic.api)
     app.register_api(ops.ops)
     app.register_blueprint(page.page)
     ops.install_description(app, app.api_doc)

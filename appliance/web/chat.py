@@ -1,4 +1,4 @@
-"""The shape of `/v1/chat/completions`."""
+"""The shape of `/v1/chat/completions`: its choices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,8 @@ from appliance.web.logprobs import chat_logprobs
 from appliance.web.replies import Reply
 from appliance.web.schemas import ChatBody
 
-_THINK = "<think>"
-_TAIL_TOKENS = 16
-"""More than `<think>` and a line break after it can have."""
 
-
-def ends_in_think(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Whether the template has opened the model's reasoning itself, at the end of the prompt."""
-    return tokenizer.decode(prompt[-_TAIL_TOKENS:]).rstrip().endswith(_THINK)
-
-
-class ChatDialect:
+class ChatChoices:
     """Serves one request. A reply is split into content, reasoning and tool calls while it comes."""
 
     def __init__(self, request_id: str, model: str, tokenizer: Tokenizer, body: ChatBody, *, in_reasoning: bool) -> None:

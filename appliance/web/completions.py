@@ -1,4 +1,4 @@
-"""The shape of `/v1/completions`."""
+"""The shape of `/v1/completions`: its choices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from appliance.web.logprobs import completion_logprobs
 from appliance.web.schemas import CompletionBody
 
 
-class CompletionDialect:
+class CompletionChoices:
     """Serves one request."""
 
     def __init__(self, request_id: str, model: str, tokenizer: Tokenizer, body: CompletionBody) -> None:

@@ -1,7 +1,10 @@
-"""Every error as an HTTP answer in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+"""Every error as an HTTP answer, in the shape of the API that the request speaks.
 
-One table says which status a class of `appliance.errors` gets. The openai client tries again on 408, 409, 429 and everything
-from 500 on; `x-should-retry: false` spares it the tries that cannot help, `Retry-After` tells it when one can.
+    OpenAI       {"error": {"message", "type", "param", "code"}}
+    Anthropic    {"type": "error", "error": {"type", "message", "details": {"error_code", "param"}}, "request_id"}
+
+One table says which status a class of `appliance.errors` gets. The clients of both try again on 408, 409, 429 and everything
+from 500 on; `x-should-retry: false` spares them the tries that cannot help, `Retry-After` tells them when one can.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
 from appliance import errors
+from appliance.web import request_api
+from appliance.web.request_api import Api, api_of, request_id
 
 log = structlog.get_logger(__name__)
 
@@ -29,23 +34,27 @@ class Rule:
     status: int
     type: str
     """The coarse class in the answer's `error.type`."""
+    anthropic_type: str
+    """The same in Anthropic's words."""
     retry: bool = False
     """True: the same request may succeed in a moment, and `Retry-After` says when."""
+    anthropic_status: int | None = None
+    """Where Anthropic's API has another one."""
 
 
 RULES: dict[type[errors.TandemError], Rule] = {
-    errors.TandemError: Rule(500, "server_error"),
-    errors.RequestError: Rule(400, "invalid_request_error"),
-    errors.AuthenticationError: Rule(401, "authentication_error"),
-    errors.HostNotAllowedError: Rule(403, "permission_error"),
-    errors.ModelNotFoundError: Rule(404, "invalid_request_error"),
-    errors.RouteNotFoundError: Rule(404, "invalid_request_error"),
-    errors.PayloadTooLargeError: Rule(413, "invalid_request_error"),
-    errors.UnsupportedMediaTypeError: Rule(415, "invalid_request_error"),
-    errors.CapacityError: Rule(503, "server_overloaded", retry=True),
-    errors.QueueFullError: Rule(429, "rate_limit_error", retry=True),
-    errors.EngineDiedError: Rule(503, "server_error", retry=True),
-    errors.EngineTimeoutError: Rule(503, "server_error", retry=True),
+    errors.TandemError: Rule(500, "server_error", "api_error"),
+    errors.RequestError: Rule(400, "invalid_request_error", "invalid_request_error"),
+    errors.AuthenticationError: Rule(401, "authentication_error", "authentication_error"),
+    errors.HostNotAllowedError: Rule(403, "permission_error", "permission_error"),
+    errors.ModelNotFoundError: Rule(404, "invalid_request_error", "not_found_error"),
+    errors.RouteNotFoundError: Rule(404, "invalid_request_error", "not_found_error"),
+    errors.PayloadTooLargeError: Rule(413, "invalid_request_error", "request_too_large"),
+    errors.UnsupportedMediaTypeError: Rule(415, "invalid_request_error", "invalid_request_error"),
+    errors.CapacityError: Rule(503, "server_overloaded", "overloaded_error", retry=True),
+    errors.QueueFullError: Rule(429, "rate_limit_error", "overloaded_error", retry=True, anthropic_status=529),
+    errors.EngineDiedError: Rule(503, "server_error", "api_error", retry=True),
+    errors.EngineTimeoutError: Rule(503, "server_error", "api_error", retry=True),
 }
 """A class without a row of its own has that of its nearest base."""
 
@@ -58,16 +67,30 @@ def rule_for(error: errors.TandemError) -> Rule:
     return next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
 
 
-def error_body(error: errors.TandemError) -> dict[str, object]:
+def openai_body(error: errors.TandemError) -> dict[str, object]:
     """The JSON body; also the `data:` of an error inside a stream."""
     return {"error": {"message": error.message, "type": rule_for(error).type, "param": error.param, "code": error.code}}
 
 
+def anthropic_body(error: errors.TandemError, asked_as: str) -> dict[str, object]:
+    """The same for Anthropic's clients. `asked_as`: the request's name."""
+    details = {"error_code": error.code, "param": error.param}
+    return {
+        "type": "error",
+        "error": {"type": rule_for(error).anthropic_type, "message": error.message, "details": details},
+        "request_id": asked_as,
+    }
+
+
 def error_response(error: errors.TandemError) -> Response:
-    """The complete answer with status and headers."""
+    """The complete answer to the current request, with status and headers."""
     rule = rule_for(error)
-    response = jsonify(error_body(error))
-    response.status_code = rule.status
+    if api_of(request) is Api.ANTHROPIC:
+        response = jsonify(anthropic_body(error, request_id()))
+        response.status_code = rule.anthropic_status or rule.status
+    else:
+        response = jsonify(openai_body(error))
+        response.status_code = rule.status
     if rule.retry:
         wait_s = error.retry_after_s if isinstance(error, errors.CapacityError) else ENGINE_RETRY_S
         response.headers["Retry-After"] = str(wait_s)
@@ -129,7 +152,8 @@ def too_large(limit: int | None) -> errors.PayloadTooLargeError:
 
 
 def install(app: Flask) -> None:
-    """Answers every error of this application in the one shape."""
+    """Answers every error of this application in the shape of its API."""
+    request_api.install(app)
     app.register_error_handler(errors.TandemError, error_response)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _unexpected)

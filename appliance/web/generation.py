@@ -74,6 +74,8 @@ class Ended:
     """`stop` or `length`."""
     timings: Timings
     queue_ms: float
+    stop: str | None = None
+    """The stop string that ended the text."""
 
 
 Step = Waiting | Begun | Prompting | Piece | Ended
@@ -167,7 +169,7 @@ class _Answer:
                 raise NotReadyError("the server ended this answer because it is shutting down; send the request again")
         rest = self._text.finish()
         reason = "stop" if self._text.stopped or event.reason is FinishReason.STOP else "length"
-        ended = Ended(self.index, reason, event.timings, self._queue_ms)
+        ended = Ended(self.index, reason, event.timings, self._queue_ms, self._text.stop)
         return [Piece(self.index, rest), ended] if rest else [ended]
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's routes under `/v1`, and `/tokenize` and `/detokenize` beside them."""
+"""OpenAI's answering routes, and `/tokenize` and `/detokenize` beside them."""
 
 from __future__ import annotations
 
@@ -11,32 +11,19 @@ from flask_openapi3.models.tag import Tag
 from flask_openapi3.types import ResponseDict
 
 from appliance.errors import RequestError
+from appliance.text.reply import ends_in_think
 from appliance.text.tokenizer import Tokenizer
-from appliance.web.answering import Delivery, answer
-from appliance.web.chat import ChatDialect, ends_in_think
-from appliance.web.completions import CompletionDialect
-from appliance.web.model_info import ModelInfo
+from appliance.web.answering import answer
+from appliance.web.chat import ChatChoices
+from appliance.web.completions import CompletionChoices
+from appliance.web.openai_dialect import OpenAIDialect
 from appliance.web.orders import chat_orders, chat_prompt, completion_orders
-from appliance.web.schemas import AnswerBody, ChatBody, CompletionBody, DetokenizeBody, ErrorBody, ModelPath, TokenizeBody
+from appliance.web.schemas import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from appliance.web.service import service
 
 _ERRORS: ResponseDict = {str(status): ErrorBody for status in (400, 401, 403, 404, 413, 415, 429, 500, 503)}
 
 api = APIBlueprint("openai", __name__, abp_tags=[Tag(name="OpenAI")], abp_responses=_ERRORS)
-
-
-@api.get("/v1/models")
-def list_models() -> Response:
-    """The one model, in OpenAI's list."""
-    return jsonify({"object": "list", "data": [_model(service().model)]})
-
-
-@api.get("/v1/models/<path:model_id>")
-def get_model(path: ModelPath) -> Response:
-    """The model by its name."""
-    here = service()
-    here.check_model(path.model_id)
-    return jsonify(_model(here.model))
 
 
 @api.post("/v1/chat/completions")
@@ -47,8 +34,8 @@ def chat_completions(body: ChatBody) -> Response:
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
     orders = chat_orders(here, body, request_id)
     in_reasoning = ends_in_think(here.tokenizer, orders[0].generate.prompt)
-    dialect = ChatDialect(request_id, here.model.name, here.tokenizer, body, in_reasoning=in_reasoning)
-    return answer(here, orders, dialect, _delivery(body))
+    choices = ChatChoices(request_id, here.model.name, here.tokenizer, body, in_reasoning=in_reasoning)
+    return answer(here, orders, OpenAIDialect(choices, body), stream=body.stream)
 
 
 @api.post("/v1/completions")
@@ -58,7 +45,8 @@ def completions(body: CompletionBody) -> Response:
     here.check_model(body.model)
     request_id = f"cmpl-{uuid.uuid4().hex}"
     orders = completion_orders(here, body, request_id)
-    return answer(here, orders, CompletionDialect(request_id, here.model.name, here.tokenizer, body), _delivery(body))
+    choices = CompletionChoices(request_id, here.model.name, here.tokenizer, body)
+    return answer(here, orders, OpenAIDialect(choices, body), stream=body.stream)
 
 
 @api.post("/tokenize")
@@ -86,25 +74,6 @@ def detokenize(body: DetokenizeBody) -> Response:
         raise RequestError(f"token {unknown} is not in the vocabulary, which has 0 to {here.model.vocab - 1}", param="tokens")
     text = here.tokenizer.decode(body.tokens)
     return jsonify({"content": text, "prompt": text})
-
-
-def _delivery(body: AnswerBody) -> Delivery:
-    options = body.stream_options
-    return Delivery(stream=body.stream, include_usage=options is not None and options.include_usage, answers_per_prompt=body.n)
-
-
-def _model(model: ModelInfo) -> dict[str, Any]:
-    """Clients look for the context length under different names; all of them are here."""
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "tandem",
-        "max_model_len": model.context,
-        "context_length": model.context,
-        "context_window": model.context,
-        "meta": {"n_ctx": model.context, "n_vocab": model.vocab, "size": model.file_bytes, "architecture": model.architecture},
-    }
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:

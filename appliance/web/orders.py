@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from appliance.errors import ContextLengthError, RequestError
 from appliance.protocol import Generate, Sampling
 from appliance.web.generation import Order
+from appliance.web.message_bodies import MessagesBody
 from appliance.web.schemas import AnswerBody, ChatBody, ChatMessage, CompletionBody
 from appliance.web.service import Service
 
@@ -44,6 +45,12 @@ def completion_orders(service: Service, body: CompletionBody, request_id: str) -
     for prompt in prompts:
         _check_prompt(service, prompt, "prompt")
     return _orders(service, body, prompts, request_id, body.logprobs, body.max_tokens)
+
+
+def message_orders(service: Service, body: MessagesBody, prompt: list[int], message_id: str) -> list[Order]:
+    """The one order of a message."""
+    _check_prompt(service, prompt, "messages")
+    return _orders(service, body.answer(), [prompt], message_id, None, body.max_tokens)
 
 
 def _orders(
@@ -89,7 +96,7 @@ def _check_prompt(service: Service, prompt: Sequence[int], field: str) -> None:
 def _answer_length(service: Service, prompt_tokens: int, wanted: int | None) -> int:
     """What was asked for, within the hard cap and what the context has left; the answer then ends with `length`."""
     settings = service.settings
-    caps = [wanted or settings.default_max_tokens, service.model.context - prompt_tokens]
+    caps = [settings.default_max_tokens if wanted is None else wanted, service.model.context - prompt_tokens]
     if settings.max_tokens_limit is not None:
         caps.append(settings.max_tokens_limit)
     return min(caps)

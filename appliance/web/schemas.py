@@ -90,13 +90,28 @@ class Body(BaseModel):
         return kept
 
 
+def refuse(path: str, value: Any, neutral: tuple[Any, ...], instead: str) -> None:
+    """RequestError for a field that asks for something we cannot do, unless its value asks for nothing."""
+    if value is not None and value not in neutral:
+        raise RequestError(f"{path} is not supported: {instead}", param=path)
+
+
+def checked_stops(value: Any, field: str) -> Any:
+    """Stop strings as a list; RequestError for what is none."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise RequestError(f"{field} must be a string or a list of strings, none of them empty", param=field)
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"{len(stops)} stop strings were given; at most {MAX_STOPS} are allowed", param=field)
+    return stops
+
+
 def _check_refused(name: str, value: Any, body: type[Body]) -> None:
     path = body.path + name
     if name in REFUSED:
         neutral, instead = REFUSED[name]
-        if value is None or value in neutral:
-            return
-        raise RequestError(f"{path} is not supported: {instead}", param=path)
+        refuse(path, value, neutral, instead)
+        return
     close = difflib.get_close_matches(name, body.model_fields, n=1)
     hint = f"did you mean {close[0]}?" if close else "leave it out; docs/api.md lists the fields"
     raise RequestError(f"{path} is not a field of this request; {hint}", param=path)
@@ -146,12 +161,7 @@ class AnswerBody(Body):
     @field_validator("stop", mode="before")
     @classmethod
     def _stops(cls, value: Any) -> Any:
-        stops = [value] if isinstance(value, str) else value
-        if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-            raise RequestError("stop must be a string or a list of strings, none of them empty", param="stop")
-        if len(stops) > MAX_STOPS:
-            raise RequestError(f"{len(stops)} stop strings were given; at most {MAX_STOPS} are allowed", param="stop")
-        return stops
+        return checked_stops(value, "stop")
 
 
 class CompletionBody(AnswerBody):

@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI's clients read them: `data:` lines and comments, nothing else.
+"""Server-sent events: `data:` lines and comments, and names where an API has them; nothing else.
 
 `id:`, `retry:` and empty `event:` lines break some clients; comments are part of the standard and every client skips them.
 """
@@ -22,6 +22,11 @@ HEADERS = {
 def event(data: object) -> bytes:
     """One event. JSON has no raw line breaks, so one `data:` line holds it."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def named_event(name: str, data: object) -> bytes:
+    """One event with a name, as Anthropic's clients read them."""
+    return b"event: " + name.encode() + b"\n" + event(data)
 
 
 def comment(text: str) -> bytes:
