@@ -190,7 +190,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
             self._template.close()
 
     def _on_start_failure(self, sentence: str) -> None:
-        print(f"tandem: {sentence}", file=sys.stderr, flush=True)
+        print(f"tandem: {self._appliance.settings.as_written(sentence)}", file=sys.stderr, flush=True)
         self._failed[0] = 1
         os.kill(os.getppid(), signal.SIGTERM)
 
