@@ -226,9 +226,12 @@ def load_settings(
     given = {name: value for source in sources for name, value in source.values.items()}
     spelled = {name: text for source in sources for name, text in source.spelled.items()}
     try:
+        _check_elastic_is_decided(given)
         settings = Settings(**_with_block(given))
     except ValidationError as error:
         raise _as_written(_explain(error), spelled) from None
+    except SettingsError as error:
+        raise _as_written(error, spelled) from None
     settings._spelled = spelled
     return settings
 
@@ -236,6 +239,17 @@ def load_settings(
 def gpu_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """For processes that use GPUs, and for what must count GPUs as they do: in the order of the bus, unless told otherwise."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | dict(os.environ if environment is None else environment)
+
+
+def _check_elastic_is_decided(given: Mapping[str, Any]) -> None:
+    """What has no effect must not look as if it had; with `elastic_enabled` off in so many words it may wait there."""
+    switch = f"{BLOCK}_enabled"
+    idle = [name for name in given if name.startswith(f"{BLOCK}_") and name != switch]
+    if idle and switch not in given:
+        they, have = " and ".join(idle), "has" if len(idle) == 1 else "have"
+        raise SettingsError(
+            f"{they} {have} no effect while {switch} is off; set {switch} to true, or to false to keep them for later", param=idle[0]
+        )
 
 
 def _with_block(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,6 +120,19 @@ def test_a_pair_that_makes_no_sense_is_refused_with_a_sentence(environment: dict
         load_settings(environment={"TANDEM_ELASTIC_ENABLED": "true", **environment})
 
 
+def test_elastic_settings_without_a_word_on_elastic_enabled_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_text("elastic: {bar_s: 7}\n")
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"elastic_hold_s": "5"}, environment={"TANDEM_ELASTIC_LINK": "false"}, config=file)
+    assert caught.value.message == (
+        f"elastic.bar_s ({file}) and TANDEM_ELASTIC_LINK and --elastic-hold-s have no effect while elastic_enabled is off; "
+        "set elastic_enabled to true, or to false to keep them for later"
+    )
+    for switch in (True, False):
+        assert load_settings({"elastic_enabled": switch}, environment={}, config=file).elastic.bar_s == 7
+
+
 @pytest.mark.parametrize("text", ["elastic: yes please\n", "elastic: {holds: 1}\n", "elastic_enabled: x\n"])
 def test_a_wrong_block_in_the_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tandem.yaml"
