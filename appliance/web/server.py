@@ -3,6 +3,8 @@
     this process                    reads the model's file, binds the port, then only watches the worker
       └─ worker (forked)            desk, engines, all requests; if it dies, a new one starts with new engines
 
+No process outlives the one above it, not even if that is killed.
+
 SIGTERM drains: running answers go on for up to `drain_s`, new requests get 503, then everything ends with exit code 0. Ctrl-C ends
 at once. If the model cannot be brought up at all, the process ends with a sentence and exit code 1.
 """
@@ -28,6 +30,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from appliance.desk.desk import Desk
 from appliance.errors import SettingsError
+from appliance.lifeline import end_with_parent
 from appliance.log import configure_logging
 from appliance.memory.gpus import is_built_for_gpus
 from appliance.memory.limits import visible_gpus
@@ -207,6 +210,10 @@ class _DrainingWorker(ThreadWorker):  # type: ignore[misc]
 
     gunicorn's own handlers raise out of whatever the main thread is doing, which can be inside a lock that the way out needs.
     """
+
+    def init_process(self) -> None:
+        end_with_parent(self.ppid)  # gunicorn's own look at its parent waits for running answers
+        super().init_process()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM: running answers may go on."""
