@@ -96,14 +96,31 @@ class PairStatus:
     phase: PairPhase
     wakes: int
     failed_wakes: int
-    barred_s: float
-    """How long a failed wake keeps the helper from being woken again; 0: it may be."""
-    reason: str | None
-    """Why the last wake failed."""
+    barred_until: float
+    """On the monotonic clock: until then a failed wake keeps the helper from being woken again."""
+    obstacle: str | None
+    """What else keeps the helper from being woken, or the two from helping each other as they should."""
+    last_failure: str | None
+    """Why the last wake that failed did."""
     detach_s: float | None
     """Of the last wake: until the lead had given the second card back."""
     wake_s: float | None
     """Of the last wake: until the helper took requests."""
+
+    def barred_s(self, now: float) -> float:
+        """How long a failed wake still keeps the helper from being woken again; 0: it may be."""
+        return round(max(0.0, self.barred_until - now), 1)
+
+    def reason(self, now: float) -> str | None:
+        """Why the helper is not woken now, or what the two lack. None: nothing stands in the way."""
+        if now < self.barred_until:
+            return f"the last wake failed and the helper is left alone for {self.barred_s(now):g} s more: {self.last_failure}"
+        return self.obstacle
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        plain = asdict(self)
+        del plain["barred_until"], plain["obstacle"]
+        return plain | {"barred_s": self.barred_s(now), "reason": self.reason(now)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +141,8 @@ class DeskStatus:
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; ages as of now."""
         now = time.monotonic()
-        plain = asdict(replace(self, lanes=()), dict_factory=_plain)
+        plain = asdict(replace(self, lanes=(), pair=None), dict_factory=_plain)
+        plain["pair"] = self.pair and self.pair.to_json(now)
         plain["lanes"] = [lane.to_json(now) for lane in self.lanes]
         return plain
 
