@@ -522,6 +522,19 @@ def test_the_lead_goes_on_alone_when_the_helper_dies() -> None:
     assert rig.ends["a"] == 0
 
 
+def test_a_helper_that_must_not_be_woken_is_no_lane_to_be_had() -> None:
+    rig = settled()
+    rig.die("lead")
+    assert rig.state.status({}).unready_reason is None
+    rig.submit("a")
+    rig.say("helper", rig.engines["helper"].refuse())
+    assert rig.state.status({}).unready_reason == "no lane takes requests now (lead starting, helper idle)"
+    rig.feed(Cancel("a"))
+    assert rig.state.next_timer_s == rig.now + 20
+    rig.pass_time(20)
+    assert rig.state.status({}).unready_reason is None
+
+
 def test_twenty_requests_at_once_are_taken_in_order() -> None:
     rig = settled()
     for number in range(20):

@@ -46,6 +46,7 @@ def test_it_is_alive_not_ready_and_says_how_far_it_is() -> None:
         ready = httpx2.get(f"{url}/readyz")
         assert ready.status_code == 503
         assert ready.json()["load"]["done_bytes"] == 3
+        assert ready.json()["reason"] == "the model is being fetched"
         status = httpx2.get(f"{url}/status").json()
         assert status["phase"] == "loading"
         assert status["load"]["stage"] == "download"

@@ -81,6 +81,11 @@ def test_while_loading_it_lives_refuses_and_tells_how_far_it_is(vocabulary: Path
         assert int(ready.headers["Retry-After"]) >= 1
         assert ready.json()["phase"] == "loading"
         assert ready.json()["load"]["stage"] == "dense"
+        assert (
+            ready.json()["reason"]
+            == ready.json()["error"]["message"]
+            == "the model is loading: the lead has not been up yet (lead starting)"
+        )
         assert httpx2.get(f"{server.url}/livez").status_code == 200
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             with pytest.raises(openai.InternalServerError) as refused:

@@ -109,6 +109,10 @@ class Pair:
     def can_wake(self, now: float) -> bool:
         return not self._wants_awake and now >= self._barred_until and self._helper.is_up and self._helper.lane.is_idle
 
+    def offers_helper(self) -> bool:
+        """Whether the helper has, gets or may be given the next request, as of the last step."""
+        return self._wants_awake or self.can_wake(self._now)
+
     @property
     def _is_helper_awake(self) -> bool:
         """It has its slots, and has not been told to give them back."""
@@ -140,14 +144,15 @@ class Pair:
             self._wake(now)
         return actions + self._next_orders(now)
 
-    def next_timer_s(self, num_waiting: int) -> float | None:
+    @property
+    def next_timer_s(self) -> float | None:
         """When `step` is due, if nothing else happens before."""
         times = [side.retry_at for side in (self._lead, self._helper) if side.is_up and side.retry_at > 0]
         limit_s = self._config.wake_limit_s
         times += [due for side in (self._lead, self._helper) if (due := side.answer_due_s(limit_s)) is not None]
         if self._wants_awake:
             times.append(self._used_at + self._config.hold_s if self._helper.has_memory else self._wake_began + self._config.wake_limit_s)
-        elif num_waiting:
+        else:
             times.append(self._barred_until)
         return min((time for time in times if time > self._now), default=None)
 

@@ -137,6 +137,8 @@ class DeskStatus:
     counters: Counters
     pair: PairStatus | None = None
     """None: the lanes do not share their cards."""
+    unready_reason: str | None = None
+    """Why nobody should be sent here now, in a sentence; None: a request gets a lane."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; ages as of now."""

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from appliance.desk.desk import Desk
 from appliance.desk.lane_state import TAKES_REQUESTS
-from appliance.desk.status import DeskStatus, LaneStatus, Phase
+from appliance.desk.status import DeskStatus, LaneStatus
 from appliance.web.vllm_metrics import vllm_metrics
 
 _LANE = ["lane", "card"]
@@ -69,7 +69,7 @@ def _stat(lane: LaneStatus, name: str) -> float:
 
 def _desk_metrics(status: DeskStatus) -> Iterable[Metric]:
     counters = status.counters
-    yield GaugeMetricFamily("tandem_ready", "1 while requests are taken.", float(status.phase is Phase.READY))
+    yield GaugeMetricFamily("tandem_ready", "1 while /readyz says so.", float(status.unready_reason is None))
     yield GaugeMetricFamily("tandem_queue_length", "Requests that wait for a lane.", status.queue_length)
     yield GaugeMetricFamily(
         "tandem_lanes_up", "Lanes that take requests or work on one.", sum(lane.state in TAKES_REQUESTS for lane in status.lanes)
