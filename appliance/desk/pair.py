@@ -100,7 +100,7 @@ class Pair:
         self._barred_until = float("-inf")
         self._now = 0.0
         """Of the last step."""
-        self._status = PairStatus(PairPhase.ASLEEP, 0, 0, 0.0, None, None, None, None)
+        self._status = PairStatus()
 
     def may_route(self, lane: Lane) -> bool:
         """Whether an idle lane may get a request now."""
@@ -163,7 +163,13 @@ class Pair:
         return PairPhase.FALLING_ASLEEP if self._helper.may_hold else PairPhase.ASLEEP
 
     def status(self) -> PairStatus:
-        return replace(self._status, phase=self.phase, barred_until=max(0.0, self._barred_until), obstacle=self._obstacle())
+        return replace(
+            self._status,
+            phase=self.phase,
+            link_up=self._lead.serving and self._helper.serving,
+            barred_until=max(0.0, self._barred_until),
+            obstacle=self._obstacle(),
+        )
 
     def _obstacle(self) -> str | None:
         lane = self._helper.lane
@@ -199,10 +205,16 @@ class Pair:
             side.held = order.held
         if order.serving is not None:
             side.serving = order.serving
+        was = self._status
         if order.word is Word.PEER_DETACH:
-            self._status = replace(self._status, detach_s=round(now - self._wake_began, 4))
-        if side is self._helper and order.memory:
-            self._status = replace(self._status, wakes=self._status.wakes + 1, wake_s=round(now - self._wake_began, 4))
+            self._status = replace(was, detaches=was.detaches + 1, detach_s=round(now - self._wake_began, 4))
+        elif order.word is Word.PEER_ATTACH:
+            self._status = replace(was, attaches=was.attaches + 1)
+        elif order.memory is False:
+            self._status = replace(was, sleeps=was.sleeps + 1)
+        elif order.memory:
+            wake_s = round(now - self._wake_began, 4)
+            self._status = replace(was, wakes=was.wakes + 1, wake_s=wake_s, wake_total_s=round(was.wake_total_s + wake_s, 4))
             self._used_at = now
 
     def _refused(self, side: _Side, order: _Order, text: str, now: float) -> None:
