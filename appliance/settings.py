@@ -20,6 +20,8 @@ from appliance.errors import SettingsError
 from appliance.settings_sources import BLOCK, CONFIG_VARIABLE, from_command_line, from_environment, from_file
 
 MAX_CARDS = 2
+LONGEST_S = 1e9
+"""30 years; what waits in the system takes no more than 292."""
 
 
 class Elastic(BaseModel):
@@ -30,9 +32,13 @@ class Elastic(BaseModel):
     enabled: bool = Field(False, description="The helper sleeps while there is one request at a time, and the lead has both cards.")
     peer: bool = Field(True, description="While the helper sleeps, the lead uses the second card as more expert cache.")
     link: bool = Field(True, description="While both are awake, each computes the other's rows for the experts that its card holds.")
-    hold_s: float = Field(60.0, ge=0, description="The helper falls asleep when for so long there were no two requests at once.")
-    wake_limit_s: float = Field(30.0, ge=1, description="A wake that takes longer has failed; the request then waits for the lead.")
-    bar_s: float = Field(60.0, ge=0, description="After a failed wake the helper is left alone for so long.")
+    hold_s: float = Field(
+        60.0, ge=0, le=LONGEST_S, description="The helper falls asleep when for so long there were no two requests at once."
+    )
+    wake_limit_s: float = Field(
+        30.0, ge=1, le=LONGEST_S, description="A wake that takes longer has failed; the request then waits for the lead."
+    )
+    bar_s: float = Field(60.0, ge=0, le=LONGEST_S, description="After a failed wake the helper is left alone for so long.")
     hold_threads: int | None = Field(
         None,
         ge=0,
@@ -115,7 +121,9 @@ class Settings(BaseModel):
     max_queue: int = Field(64, ge=0, description="Requests that may wait; more get 429.")
     default_max_tokens: int = Field(4096, ge=1, description="Length of an answer whose request names none.")
     max_tokens_limit: int | None = Field(None, ge=1, description="Hard cap on the length of any answer. None: the context.")
-    request_timeout_s: float = Field(3600.0, gt=0, description="Wall-clock cap of one answer; over it, it ends with finish_reason length.")
+    request_timeout_s: float = Field(
+        3600.0, gt=0, le=LONGEST_S, description="Wall-clock cap of one answer; over it, it ends with finish_reason length."
+    )
     keepalive_s: float = Field(0.8, gt=0, le=30, description="Longest silence on a stream before a comment is sent.")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
     api_key_file: Path | None = Field(None, description="File with one API key per line. None: no key is asked for.")
@@ -123,7 +131,7 @@ class Settings(BaseModel):
         (), description="Accepted Host headers beside localhost and the address listened on; * accepts all."
     )
     cors_origins: tuple[str, ...] = Field((), description="Origins that browsers may call the API from. Empty: none but our own.")
-    drain_s: float = Field(30.0, ge=0, description="After SIGTERM, how long running answers may go on.")
+    drain_s: float = Field(30.0, ge=0, le=LONGEST_S, description="After SIGTERM, how long running answers may go on.")
 
     shm_dir: Path = Field(Path("/dev/shm"), description="Where the arena lies.")
     state_dir: Path | None = Field(None, description="Where learned profiles lie. None: ~/.local/state/tandem.")

@@ -37,6 +37,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ({"TANDEM_PROT": "1"}, ["TANDEM_PROT", "TANDEM_PORT"]),
         ({"TANDEM_PORT": "70000"}, ["TANDEM_PORT = '70000'", "65535"]),
         ({"TANDEM_DRAIN_S": "inf"}, ["TANDEM_DRAIN_S", "inf", "finite"]),
+        ({"TANDEM_DRAIN_S": "1e10"}, ["TANDEM_DRAIN_S", "less than or equal to 1000000000"]),
         ({"TANDEM_REQUEST_TIMEOUT_S": "1e400"}, ["TANDEM_REQUEST_TIMEOUT_S", "finite"]),
         ({"TANDEM_CARDS": "tpu:0"}, ["tpu:0", "host:N"]),
         ({"TANDEM_CARDS": "host:0,cuda:0"}, ["mixes"]),
