@@ -61,18 +61,18 @@ _KEEPALIVE_S = 15
 def run_server(settings: Settings) -> int:
     """Serves until told to stop; returns the exit code. TandemError for what is wrong before anything has started."""
     configure_logging(settings.log_level, settings.log_format)
+    say_what_has_no_effect(settings)
     if needs_fetching(settings):
         return _fetch_and_serve(settings)
     appliance = read_appliance(resolve_model(settings))
     check_pair(appliance)
     if settings.cards == "auto" and not is_built_for_gpus() and (gpus := visible_gpus()):
         log.warning("this build has no CUDA: the model runs on host cards and the GPUs stay idle; build with CUDA=1", gpus=gpus)
-    _say_what_has_no_effect(settings)
     listener = listen(settings.host, settings.port)
     return serve(appliance, listener)
 
 
-def _say_what_has_no_effect(settings: Settings) -> None:
+def say_what_has_no_effect(settings: Settings) -> None:
     """Of an elastic block that was switched off in so many words."""
     if not settings.elastic.enabled and (idle := settings.elastic.model_dump(exclude_defaults=True)):
         log.warning("elastic_enabled is false, so other elastic settings have no effect", settings=[f"elastic_{name}" for name in idle])
