@@ -20,6 +20,7 @@ import typer
 import yaml
 from pydantic.fields import FieldInfo
 from rich.console import Console
+from typer.exceptions import TyperException
 
 from appliance.errors import TandemError
 from appliance.settings import Settings, load_settings, setting_fields
@@ -29,21 +30,24 @@ from appliance.sources.resolve import resolve_model
 app = typer.Typer(
     name="tandem",
     help="Serves one large Mixture-of-Experts model from a GGUF file on a pair of cards, to two requests at once.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
+config_app = typer.Typer(help="Look at the settings.")
 app.add_typer(config_app, name="config")
 
 
 def main() -> None:
     """Entry point of the console script."""
     try:
-        app()
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except TandemError as error:
         print(f"tandem: {error.message}", file=sys.stderr)
         sys.exit(1)
+    except TyperException as error:  # no such command or option, an option without its value
+        sentence = " ".join(error.format_message().rstrip(".").split())
+        print(f"tandem: {sentence[0].lower()}{sentence[1:]}; --help lists what there is", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -60,7 +64,12 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         config = values.pop("config")
         options = {name: values.pop(name) for name in ("model", *names)}
-        command(load_settings(options, config=config), **values)
+        settings = load_settings(options, config=config)
+        try:
+            command(settings, **values)
+        except TandemError as error:
+            error.message = settings.as_written(error.message)
+            raise
 
     del run.__wrapped__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -81,15 +90,14 @@ def _config_option() -> inspect.Parameter:
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     default = field.default
     text = (field.description or "") + (f" [default: {default}]" if default not in (None, "", ()) else "")
-    option = typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_option_type(field), option])
+    option = typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False, metavar=_metavar(field))
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])
 
 
-def _option_type(field: FieldInfo) -> Any:
-    """The type typer parses; anything it does not know travels as text and is checked by the settings model."""
+def _metavar(field: FieldInfo) -> str:
+    """Every option travels as text and is checked by the settings model, as variables are, so that all refusals read alike."""
     members = [kind for kind in typing.get_args(field.annotation) if kind is not types.NoneType] or [field.annotation]
-    kind = members[0] if len(members) == 1 and members[0] in (int, float, Path) else str
-    return kind | None
+    return {int: "INTEGER", float: "FLOAT", Path: "PATH"}.get(members[0], "TEXT") if len(members) == 1 else "TEXT"
 
 
 @app.command()

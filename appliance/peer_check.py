@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from appliance.lifeline import end_with_parent
 from appliance.settings import gpu_environment
 from appliance.units import GIB, MIB
 
@@ -42,7 +44,7 @@ class PeerReport(BaseModel):
 
 def check_peers(first: int, second: int, *, driver: str = DRIVER, limit_s: float = LIMIT_S) -> PeerReport:
     """Asks in another process, so that a hanging driver holds up nobody for longer than `limit_s`. Never raises."""
-    command = [sys.executable, "-m", "appliance.peer_check", str(first), str(second), "--driver", driver]
+    command = [sys.executable, "-m", "appliance.peer_check", str(first), str(second), "--driver", driver, "--parent", str(os.getpid())]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False, env=gpu_environment()
@@ -61,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("first", type=int)
     parser.add_argument("second", type=int)
     parser.add_argument("--driver", default=DRIVER)
+    parser.add_argument("--parent", type=int, help="process that this one ends with")
     options = parser.parse_args(arguments)
+    if options.parent is not None:
+        end_with_parent(options.parent)
     try:
         report = _report(_Driver(options.driver), options.first, options.second)
     except _DriverError as error:

@@ -261,6 +261,9 @@ class Stats(Message):
     """Put into the store of parked conversations."""
     resumed_conversations: int = 0
     """Prompts that went on from that store."""
+    stored_conversations: int = 0
+    """What lies in that store now, from both engines."""
+    stored_bytes: int = 0
 
 
 def line(word: Word, *parts: str | Message) -> str:

@@ -7,21 +7,21 @@ holds it against this module. No other module reads the environment.
 
 from __future__ import annotations
 
-import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from appliance.errors import SettingsError
+from appliance.settings_sources import BLOCK, CONFIG_VARIABLE, from_command_line, from_environment, from_file
 
-ENV_PREFIX = "TANDEM_"
 MAX_CARDS = 2
-_BLOCK = "elastic"
+LONGEST_S = 1e9
+"""30 years; what waits in the system takes no more than 292."""
 
 
 class Elastic(BaseModel):
@@ -32,9 +32,13 @@ class Elastic(BaseModel):
     enabled: bool = Field(False, description="The helper sleeps while there is one request at a time, and the lead has both cards.")
     peer: bool = Field(True, description="While the helper sleeps, the lead uses the second card as more expert cache.")
     link: bool = Field(True, description="While both are awake, each computes the other's rows for the experts that its card holds.")
-    hold_s: float = Field(60.0, ge=0, description="The helper falls asleep when for so long there were no two requests at once.")
-    wake_limit_s: float = Field(30.0, ge=1, description="A wake that takes longer has failed; the request then waits for the lead.")
-    bar_s: float = Field(60.0, ge=0, description="After a failed wake the helper is left alone for so long.")
+    hold_s: float = Field(
+        60.0, ge=0, le=LONGEST_S, description="The helper falls asleep when for so long there were no two requests at once."
+    )
+    wake_limit_s: float = Field(
+        30.0, ge=1, le=LONGEST_S, description="A wake that takes longer has failed; the request then waits for the lead."
+    )
+    bar_s: float = Field(60.0, ge=0, le=LONGEST_S, description="After a failed wake the helper is left alone for so long.")
     hold_threads: int | None = Field(
         None,
         ge=0,
@@ -53,7 +57,9 @@ class Elastic(BaseModel):
     @model_validator(mode="after")
     def _together(self) -> Elastic:
         if self.enabled and not self.peer and not self.link:
-            raise ValueError("elastic with neither peer nor link would only make the helper sleep; switch one of them on, or elastic off")
+            raise ValueError(
+                "elastic_enabled without elastic_peer and elastic_link would only make the helper sleep; set one of them otherwise"
+            )
         return self
 
 
@@ -115,7 +121,9 @@ class Settings(BaseModel):
     max_queue: int = Field(64, ge=0, description="Requests that may wait; more get 429.")
     default_max_tokens: int = Field(4096, ge=1, description="Length of an answer whose request names none.")
     max_tokens_limit: int | None = Field(None, ge=1, description="Hard cap on the length of any answer. None: the context.")
-    request_timeout_s: float = Field(3600.0, gt=0, description="Wall-clock cap of one answer; over it, it ends with finish_reason length.")
+    request_timeout_s: float = Field(
+        3600.0, gt=0, le=LONGEST_S, description="Wall-clock cap of one answer; over it, it ends with finish_reason length."
+    )
     keepalive_s: float = Field(0.8, gt=0, le=30, description="Longest silence on a stream before a comment is sent.")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
     api_key_file: Path | None = Field(None, description="File with one API key per line. None: no key is asked for.")
@@ -123,7 +131,7 @@ class Settings(BaseModel):
         (), description="Accepted Host headers beside localhost and the address listened on; * accepts all."
     )
     cors_origins: tuple[str, ...] = Field((), description="Origins that browsers may call the API from. Empty: none but our own.")
-    drain_s: float = Field(30.0, ge=0, description="After SIGTERM, how long running answers may go on.")
+    drain_s: float = Field(30.0, ge=0, le=LONGEST_S, description="After SIGTERM, how long running answers may go on.")
 
     shm_dir: Path = Field(Path("/dev/shm"), description="Where the arena lies.")
     state_dir: Path | None = Field(None, description="Where learned profiles lie. None: ~/.local/state/tandem.")
@@ -132,6 +140,13 @@ class Settings(BaseModel):
     hub_token_file: Path | None = Field(None, description="File with the access token for the hub. None: no token.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe message that is logged.")
     log_format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, JSON elsewhere.")
+
+    _spelled: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    """Names of those that were given, as the user wrote them."""
+
+    def as_written(self, sentence: str) -> str:
+        """The sentence with its settings named as the user wrote them: an option, a variable, or a key of the file."""
+        return _spell(sentence, self._spelled)
 
     @field_validator("url_prefix")
     @classmethod
@@ -165,7 +180,7 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _together(self) -> Settings:
         if self.context is not None and self.chunk is not None and self.chunk > self.context:
-            raise ValueError(f"chunk ({self.chunk}) is larger than context ({self.context}); lower chunk")
+            raise ValueError(f"chunk = {self.chunk} is larger than context = {self.context}; lower it")
         self._check_elastic()
         return self
 
@@ -173,12 +188,12 @@ class Settings(BaseModel):
         if not self.elastic.enabled:
             return
         if self.cards != "auto" and len(parse_cards(self.cards)) < MAX_CARDS:
-            raise ValueError(f"elastic_enabled needs two cards, but cards is {self.cards}; name two, or switch it off")
+            raise ValueError(f"elastic_enabled needs two cards, but cards = {self.cards}; name two, or set elastic_enabled to false")
         if self.slots == 0:
-            raise ValueError("elastic_enabled needs expert slots to share, but slots is 0; raise slots, or switch it off")
+            raise ValueError("elastic_enabled needs expert slots to share, but slots = 0; raise it, or set elastic_enabled to false")
         held = self.elastic.hold_threads
         if held is not None and self.pool_threads is not None and held >= self.pool_threads:
-            raise ValueError(f"elastic_hold_threads ({held}) leaves the lead none of its pool_threads ({self.pool_threads}); lower it")
+            raise ValueError(f"elastic_hold_threads = {held} leaves the lead none of its pool_threads = {self.pool_threads}; lower it")
 
 
 def parse_cards(text: str) -> tuple[str, ...]:
@@ -200,8 +215,8 @@ def parse_cards(text: str) -> tuple[str, ...]:
 
 def setting_fields() -> dict[str, FieldInfo]:
     """Every setting by the name it has on the command line and in the environment, with its default and description."""
-    fields = {name: field for name, field in Settings.model_fields.items() if name != _BLOCK}
-    return fields | {f"{_BLOCK}_{name}": field for name, field in Elastic.model_fields.items()}
+    fields = {name: field for name, field in Settings.model_fields.items() if name != BLOCK}
+    return fields | {f"{BLOCK}_{name}": field for name, field in Elastic.model_fields.items()}
 
 
 def load_settings(
@@ -209,19 +224,24 @@ def load_settings(
 ) -> Settings:
     """Merges the sources. `options` are the command line's; values of None count as not given.
 
-    Raises SettingsError with one sentence that names the setting, its value and where it came from.
+    Raises SettingsError with one sentence that names the setting, as the user wrote it, and its value.
     """
     environment = os.environ if environment is None else environment
-    given = {name: value for name, value in (options or {}).items() if value is not None}
-    from_env = _read_environment(environment)
-    path = config or (Path(environment["TANDEM_CONFIG"]) if environment.get("TANDEM_CONFIG") else None)
-    from_file = _read_yaml(path) if path else {}
-    sources = [("the command line", given), ("the environment", from_env), (str(path), from_file)]
-    merged = {name: value for _, values in reversed(sources) for name, value in values.items()}
+    names = setting_fields().keys()
+    path = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    sources = [from_file(path, names)] if path else []
+    sources += [from_environment(environment, names), from_command_line(options or {}, names)]
+    given = {name: value for source in sources for name, value in source.values.items()}
+    spelled = {name: text for source in sources for name, text in source.spelled.items()}
     try:
-        return Settings(**_with_block(merged))
+        _check_elastic_is_decided(given)
+        settings = Settings(**_with_block(given))
     except ValidationError as error:
-        raise _explain(error, sources) from None
+        raise _as_written(_explain(error), spelled) from None
+    except SettingsError as error:
+        raise _as_written(error, spelled) from None
+    settings._spelled = spelled
+    return settings
 
 
 def gpu_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -229,58 +249,42 @@ def gpu_environment(environment: Mapping[str, str] | None = None) -> dict[str, s
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | dict(os.environ if environment is None else environment)
 
 
-def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for variable, text in environment.items():
-        if not variable.startswith(ENV_PREFIX) or variable == "TANDEM_CONFIG":
-            continue
-        name = variable.removeprefix(ENV_PREFIX).lower()
-        _check_name(name, f"environment variable {variable}", {field: f"{ENV_PREFIX}{field.upper()}" for field in setting_fields()})
-        if text != "":
-            values[name] = text
-    return values
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} must hold a mapping of settings, not a {type(content).__name__}")
-    block = content.pop(_BLOCK, None)
-    if block is not None and not isinstance(block, dict):
-        raise SettingsError(f"{path}: {_BLOCK} must hold a mapping of settings, not a {type(block).__name__}", param=_BLOCK)
-    content |= {f"{_BLOCK}_{name}": value for name, value in (block or {}).items()}
-    for name in content:
-        _check_name(str(name), f"{path}: {name}", {field: field for field in setting_fields()})
-    return content
+def _check_elastic_is_decided(given: Mapping[str, Any]) -> None:
+    """What has no effect must not look as if it had; with `elastic_enabled` off in so many words it may wait there."""
+    switch = f"{BLOCK}_enabled"
+    idle = [name for name in given if name.startswith(f"{BLOCK}_") and name != switch]
+    if idle and switch not in given:
+        they, have = " and ".join(idle), "has" if len(idle) == 1 else "have"
+        raise SettingsError(
+            f"{they} {have} no effect while {switch} is off; set {switch} to true, or to false to keep them for later", param=idle[0]
+        )
 
 
 def _with_block(flat: Mapping[str, Any]) -> dict[str, Any]:
     """From names as `setting_fields` has them to the model's."""
-    prefix = f"{_BLOCK}_"
+    prefix = f"{BLOCK}_"
     block = {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
-    return {name: value for name, value in flat.items() if not name.startswith(prefix)} | ({_BLOCK: block} if block else {})
+    return {name: value for name, value in flat.items() if not name.startswith(prefix)} | ({BLOCK: block} if block else {})
 
 
-def _check_name(name: str, where: str, spelled: Mapping[str, str]) -> None:
-    if name in setting_fields():
-        return
-    close = difflib.get_close_matches(name, spelled, n=1)
-    hint = f"; did you mean {spelled[close[0]]}?" if close else "; docs/settings.md lists them all"
-    raise SettingsError(f"{where} is not a setting{hint}", param=name)
-
-
-def _explain(error: ValidationError, sources: list[tuple[str, dict[str, Any]]]) -> SettingsError:
+def _explain(error: ValidationError) -> SettingsError:
     first = error.errors(include_url=False)[0]
     message = first["msg"].removeprefix("Value error, ")
-    if first["loc"] in ((), (_BLOCK,)):
+    if first["loc"] in ((), (BLOCK,)):
         return SettingsError(message)
-    name = "_".join(str(part) for part in first["loc"][:2]) if first["loc"][0] == _BLOCK else str(first["loc"][0])
-    where = next((source for source, values in sources if name in values), "the defaults")
-    return SettingsError(f"{name} = {first['input']!r} (from {where}): {message[0].lower()}{message[1:]}", param=name)
+    name = "_".join(str(part) for part in first["loc"][:2]) if first["loc"][0] == BLOCK else str(first["loc"][0])
+    wanted = message.replace("Input should be", "it must be").replace("a valid tuple", "a list").partition(", unable to parse")[0]
+    return SettingsError(f"{name} = {first['input']!r}: {wanted}", param=name)
+
+
+def _as_written(error: SettingsError, spelled: Mapping[str, str]) -> SettingsError:
+    return SettingsError(_spell(error.message, spelled), param=error.param)
+
+
+def _spell(sentence: str, spelled: Mapping[str, str]) -> str:
+    """A name counts where it cannot be a word of the sentence or a part of a path: with an underscore in it, or before a value."""
+
+    def spell(found: re.Match[str]) -> str:
+        return spelled.get(found[0], found[0])
+
+    return re.sub(r"(?<![\w/.-])(?:[a-z]+(?:_[a-z]+)+(?![\w/-])|[a-z]+(?= = ))", spell, sentence)

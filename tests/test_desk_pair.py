@@ -384,13 +384,69 @@ def test_a_lead_that_cannot_detach_bars_the_helper_and_serves_both() -> None:
     assert rig.phase is PairPhase.ASLEEP
     pair = rig.state.status({}).pair
     assert pair is not None
-    assert (pair.failed_wakes, pair.reason) == (1, "PEER_DETACH: no")
+    assert pair.failed_wakes == 1
+    assert pair.reason(rig.now + 5) == "the last wake failed and the helper is left alone for 15 s more: the lead refused PEER_DETACH: no"
+    assert pair.barred_s(rig.now + 20) == 0
     rig.finish("lead")
     assert rig.assigned == [("a", "lead"), ("b", "lead")]
     rig.submit("c")
     assert rig.phase is PairPhase.ASLEEP
     rig.pass_time(20.1)
     assert rig.phase is PairPhase.WAKING
+
+
+def why(rig: Rig) -> str | None:
+    pair = rig.state.status({}).pair
+    assert pair is not None
+    return pair.reason(rig.now)
+
+
+def test_the_reason_is_the_one_of_now() -> None:
+    rig = settled()
+    assert why(rig) is None
+    rig.die("helper")
+    assert str(why(rig)).startswith("the helper's engine is starting: engine helper (host:1) was killed by SIGKILL")
+    rig.submit("a")
+    rig.submit("b")
+    assert rig.phase is PairPhase.ASLEEP
+    rig.ready("helper")
+    assert (why(rig), rig.phase) == (None, PairPhase.WAKING)
+    rig.answer("lead")
+    rig.say("helper", rig.engines["helper"].refuse())
+    assert why(rig) == "the last wake failed and the helper is left alone for 20 s more: the helper refused VRAM: no"
+    rig.pass_time(20)
+    rig.answer_all()
+    assert (why(rig), rig.phase) == (None, PairPhase.AWAKE)
+    status = rig.state.status({})
+    assert status.to_json()["pair"]["last_failure"] == "the helper refused VRAM: no"
+
+
+def test_a_line_that_is_refused_between_two_wakes_is_the_reason_while_it_matters() -> None:
+    rig = Rig()
+    rig.ready("lead")
+    rig.ready("helper")
+    rig.say("lead", rig.engines["lead"].refuse())
+    assert why(rig) == "the lead refused PEER_ATTACH: no"
+    rig.pass_time(20)
+    rig.answer_all()
+    assert why(rig) is None
+
+
+@pytest.mark.parametrize(
+    ("is_detached", "sentence"),
+    [
+        (False, "the lead, busy with a request, did not give the second card back within 5 s"),
+        (True, "the helper did not take its slots within 5 s"),
+    ],
+)
+def test_a_late_wake_names_who_is_late(is_detached: bool, sentence: str) -> None:
+    rig = settled()
+    rig.submit("a")
+    rig.submit("b")
+    if is_detached:
+        rig.answer("lead")
+    rig.pass_time(5)
+    assert rig.state.status({}).to_json()["pair"]["last_failure"] == sentence
 
 
 def test_a_helper_that_finds_its_memory_taken_is_barred_and_the_lead_takes_the_card_again() -> None:
@@ -464,6 +520,19 @@ def test_the_lead_goes_on_alone_when_the_helper_dies() -> None:
     rig.answer_all()
     assert rig.lines_since(mark) == [("lead", "LINK_SERVE 0"), ("lead", "POOL_HOLD 0"), ("lead", "PEER_ATTACH")]
     assert rig.ends["a"] == 0
+
+
+def test_a_helper_that_must_not_be_woken_is_no_lane_to_be_had() -> None:
+    rig = settled()
+    rig.die("lead")
+    assert rig.state.status({}).unready_reason is None
+    rig.submit("a")
+    rig.say("helper", rig.engines["helper"].refuse())
+    assert rig.state.status({}).unready_reason == "no lane takes requests now (lead starting, helper idle)"
+    rig.feed(Cancel("a"))
+    assert rig.state.next_timer_s == rig.now + 20
+    rig.pass_time(20)
+    assert rig.state.status({}).unready_reason is None
 
 
 def test_twenty_requests_at_once_are_taken_in_order() -> None:

@@ -290,13 +290,14 @@ TestDeskMachine.settings = settings(max_examples=100, stateful_step_count=50, de
 class Session:
     """A state with ready lanes and a clock, for single decisions."""
 
-    def __init__(self, num_lanes: int = 2, limits: Limits = LIMITS) -> None:
+    def __init__(self, num_lanes: int = 2, limits: Limits = LIMITS, starting: str | None = None) -> None:
         self.state = DeskState(LANES[:num_lanes], MAX_QUEUE, limits)
         self.now = 0.0
         self.state.begin()
         self.feed(LoaderEnded(Ending(exit_code=0)))
         for name, _ in LANES[:num_lanes]:
-            self.feed(EngineSaid(name, READY))
+            if name != starting:
+                self.feed(EngineSaid(name, READY))
 
     def feed(self, happened: Input) -> list[Action]:
         return self.state.handle(happened, self.now)
@@ -346,6 +347,36 @@ def test_dead_engine_holds_no_conversation() -> None:
     session.serve("lead", "a", [1, 2], [3])
     session.feed(EngineEnded("lead", Ending(signal=9)))
     assert session.state.status({}).lanes[0].context_used == 0
+
+
+def unready(session: Session) -> str | None:
+    return session.state.status({}).unready_reason
+
+
+def test_nobody_is_sent_here_before_the_lead_has_come_up() -> None:
+    session = Session(starting="lead")
+    assert unready(session) == "the model is loading: the lead has not been up yet (lead starting, helper idle)"
+    session.feed(EngineSaid("lead", READY))
+    assert unready(session) is None
+
+
+def test_a_lead_that_will_never_come_up_does_not_keep_the_helper_from_serving() -> None:
+    session = Session(starting="lead")
+    session.feed(EngineEnded("lead", Ending(exit_code=1)))
+    assert unready(session) is None
+
+
+def test_one_dead_engine_leaves_it_ready_and_two_do_not() -> None:
+    session = Session()
+    session.feed(EngineEnded("helper", Ending(signal=9)))
+    assert unready(session) is None
+    session.feed(EngineSaid("helper", READY))
+    session.feed(EngineEnded("lead", Ending(signal=9)))
+    assert unready(session) is None
+    session.feed(EngineEnded("helper", Ending(signal=9)))
+    assert unready(session) == "no lane takes requests now (lead starting, helper dead)"
+    session.feed(Drain(0.0))
+    assert unready(session) == "the server is shutting down"
 
 
 def test_restarts_come_at_once_and_then_ever_later() -> None:

@@ -95,6 +95,18 @@ def test_a_conversation_of_the_helper_goes_on_at_the_lead(server: RealServer) ->
     for usage in (first["usage"], second["usage"]):
         assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] // 2
     assert server.status()["pair"]["phase"] == "asleep"
+    server.wait_for(lambda _: metrics(server)['tandem_conversations_resumed_total{card="host:0",lane="lead"}'] > 0, "the lead's report")
+    now = metrics(server)
+    assert now["tandem_parked_bytes"] > 4096 * now["tandem_parked_conversations"] > 0
+    assert now['tandem_conversations_parked_total{card="host:1",lane="helper"}'] > 0
+    assert now["tandem_helper_wakes_total"] == now["tandem_helper_sleeps_total"] > 0
+    assert now["tandem_helper_wake_seconds_total"] >= now["tandem_helper_last_wake_seconds"] > 0
+
+
+def metrics(server: RealServer) -> dict[str, float]:
+    """By the text before the value."""
+    lines = httpx2.get(f"{server.url}/metrics").text.splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
 
 
 @pytest.mark.slow

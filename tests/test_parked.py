@@ -119,6 +119,7 @@ def test_the_entry_not_used_for_longest_makes_room(folder: Path) -> None:
     park(store, conversation(3))
     assert [store.longest(conversation(seed)) is not None for seed in (1, 2, 3)] == [True, False, True]
     assert store.total_bytes <= 2 * size
+    assert store.num_stored == 2
     store.close()
 
 
@@ -279,3 +280,10 @@ def test_one_writer_at_a_time(store: ParkedStore, folder: Path) -> None:
         assert list(folder.glob("*.state")) == []
     assert writer.communicate(timeout=60)[0] == "True\n"
     assert store.longest(conversation(1)) is not None
+
+
+def test_a_folder_that_somebody_removed_holds_nothing(tmp_path: Path) -> None:
+    store = ParkedStore(tmp_path / "gone", STATE_ID, 1 << 20)
+    (tmp_path / "gone").rmdir()
+    assert (store.num_stored, store.total_bytes) == (0, 0)
+    store.close()

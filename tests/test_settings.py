@@ -35,16 +35,17 @@ def test_an_empty_variable_counts_as_not_set() -> None:
     ("environment", "words"),
     [
         ({"TANDEM_PROT": "1"}, ["TANDEM_PROT", "TANDEM_PORT"]),
-        ({"TANDEM_PORT": "70000"}, ["port", "70000", "the environment", "65535"]),
-        ({"TANDEM_DRAIN_S": "inf"}, ["drain_s", "inf", "finite"]),
-        ({"TANDEM_REQUEST_TIMEOUT_S": "1e400"}, ["request_timeout_s", "finite"]),
+        ({"TANDEM_PORT": "70000"}, ["TANDEM_PORT = '70000'", "65535"]),
+        ({"TANDEM_DRAIN_S": "inf"}, ["TANDEM_DRAIN_S", "inf", "finite"]),
+        ({"TANDEM_DRAIN_S": "1e10"}, ["TANDEM_DRAIN_S", "less than or equal to 1000000000"]),
+        ({"TANDEM_REQUEST_TIMEOUT_S": "1e400"}, ["TANDEM_REQUEST_TIMEOUT_S", "finite"]),
         ({"TANDEM_CARDS": "tpu:0"}, ["tpu:0", "host:N"]),
         ({"TANDEM_CARDS": "host:0,cuda:0"}, ["mixes"]),
-        ({"TANDEM_CONTEXT": "100", "TANDEM_CHUNK": "200"}, ["chunk (200)", "context (100)"]),
+        ({"TANDEM_CONTEXT": "100", "TANDEM_CHUNK": "200"}, ["TANDEM_CHUNK = 200", "TANDEM_CONTEXT = 100"]),
         ({"TANDEM_CONFIG": "/does/not/exist.yaml"}, ["/does/not/exist.yaml"]),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_value_and_source(environment: dict[str, str], words: list[str]) -> None:
+def test_a_wrong_setting_is_named_as_it_was_written_with_its_value(environment: dict[str, str], words: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings(environment=environment)
     for word in words:
@@ -59,6 +60,40 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
         load_settings(environment={}, config=file)
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("port: 1\nchunk: 64\nport: 2\n", "port stands twice, in lines 1 and 3; leave one out"),
+        ("elastic:\n  enabled: true\n  hold_s: 1\n  hold_s: 2\n", "elastic.hold_s stands twice, in lines 3 and 4; leave one out"),
+        ("elastic: {enabled: true}\nelastic: {hold_s: 1}\n", "elastic stands twice, in lines 1 and 2; leave one out"),
+        (
+            "elastic: {enabled: true, hold_s: 1}\nelastic_hold_s: 2\n",
+            "elastic.hold_s in line 1 and elastic_hold_s in line 2 are the same setting; leave one out",
+        ),
+    ],
+)
+def test_what_stands_twice_in_a_file_is_refused_with_both_lines(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environment={}, config=file)
+    assert caught.value.message == f"{file}: {sentence}"
+
+
+def test_a_setting_is_named_as_the_one_who_is_obeyed_wrote_it(tmp_path: Path) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_text("shm_dir: a\nport: 1001\nelastic: {enabled: true, hold_s: 5}\n")
+    settings = load_settings({"port": "1003"}, environment={"TANDEM_PORT": "1002", "TANDEM_CHUNK": "32"}, config=file)
+    assert settings.as_written("port = 1003, chunk = 32, elastic_hold_s and shm_dir, but no port, max_queue or /etc/shm_dir/x") == (
+        f"--port = 1003, TANDEM_CHUNK = 32, elastic.hold_s ({file}) and shm_dir ({file}), but no port, max_queue or /etc/shm_dir/x"
+    )
+    for wrong, named in (("shm_dir: {a: 1}", f"shm_dir ({file}) = "), ("elastic: {enabled: x}", f"elastic.enabled ({file}) = 'x': ")):
+        file.write_text(f"{wrong}\n")
+        with pytest.raises(SettingsError) as caught:
+            load_settings(environment={}, config=file)
+        assert caught.value.message.startswith(named)
+
+
 def test_the_elastic_block_is_one_mapping_in_the_file_and_flat_elsewhere(tmp_path: Path) -> None:
     file = tmp_path / "tandem.yaml"
     file.write_text("elastic: {enabled: true, hold_s: 5, bar_s: 7}\n")
@@ -71,12 +106,12 @@ def test_the_elastic_block_is_one_mapping_in_the_file_and_flat_elsewhere(tmp_pat
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        ({"TANDEM_CARDS": "host:0"}, "elastic_enabled needs two cards, but cards is host:0"),
-        ({"TANDEM_SLOTS": "0"}, "elastic_enabled needs expert slots to share"),
-        ({"TANDEM_ELASTIC_PEER": "0", "TANDEM_ELASTIC_LINK": "0"}, "elastic with neither peer nor link"),
-        ({"TANDEM_ELASTIC_HOLD_THREADS": "4", "TANDEM_POOL_THREADS": "4"}, r"elastic_hold_threads \(4\) leaves the lead none"),
-        ({"TANDEM_ELASTIC_HOLD_S": "-1"}, "elastic_hold_s = '-1'"),
-        ({"TANDEM_ELASTIC_HOLD_S": "inf"}, "elastic_hold_s = 'inf'"),
+        ({"TANDEM_CARDS": "host:0"}, "TANDEM_ELASTIC_ENABLED needs two cards, but TANDEM_CARDS = host:0"),
+        ({"TANDEM_SLOTS": "0"}, "TANDEM_ELASTIC_ENABLED needs expert slots to share, but TANDEM_SLOTS = 0"),
+        ({"TANDEM_ELASTIC_PEER": "0", "TANDEM_ELASTIC_LINK": "0"}, "without TANDEM_ELASTIC_PEER and TANDEM_ELASTIC_LINK"),
+        ({"TANDEM_ELASTIC_HOLD_THREADS": "4", "TANDEM_POOL_THREADS": "4"}, "TANDEM_ELASTIC_HOLD_THREADS = 4 leaves the lead none"),
+        ({"TANDEM_ELASTIC_HOLD_S": "-1"}, "TANDEM_ELASTIC_HOLD_S = '-1'"),
+        ({"TANDEM_ELASTIC_HOLD_S": "inf"}, "TANDEM_ELASTIC_HOLD_S = 'inf'"),
         ({"TANDEM_ELASTIC_WAKE_LIMIT_S": "0.001"}, "greater than or equal to 1"),
         ({"TANDEM_ELASTIC_HOLD": "1"}, "did you mean TANDEM_ELASTIC_HOLD_S"),
     ],
@@ -86,7 +121,20 @@ def test_a_pair_that_makes_no_sense_is_refused_with_a_sentence(environment: dict
         load_settings(environment={"TANDEM_ELASTIC_ENABLED": "true", **environment})
 
 
-@pytest.mark.parametrize("text", ["elastic: yes please\n", "elastic: {holds: 1}\n", "elastic_hold_s: x\n"])
+def test_elastic_settings_without_a_word_on_elastic_enabled_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_text("elastic: {bar_s: 7}\n")
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"elastic_hold_s": "5"}, environment={"TANDEM_ELASTIC_LINK": "false"}, config=file)
+    assert caught.value.message == (
+        f"elastic.bar_s ({file}) and TANDEM_ELASTIC_LINK and --elastic-hold-s have no effect while elastic_enabled is off; "
+        "set elastic_enabled to true, or to false to keep them for later"
+    )
+    for switch in (True, False):
+        assert load_settings({"elastic_enabled": switch}, environment={}, config=file).elastic.bar_s == 7
+
+
+@pytest.mark.parametrize("text", ["elastic: yes please\n", "elastic: {holds: 1}\n", "elastic_enabled: x\n"])
 def test_a_wrong_block_in_the_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tandem.yaml"
     file.write_text(text)

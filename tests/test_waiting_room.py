@@ -46,6 +46,7 @@ def test_it_is_alive_not_ready_and_says_how_far_it_is() -> None:
         ready = httpx2.get(f"{url}/readyz")
         assert ready.status_code == 503
         assert ready.json()["load"]["done_bytes"] == 3
+        assert ready.json()["reason"] == "the model is being fetched"
         status = httpx2.get(f"{url}/status").json()
         assert status["phase"] == "loading"
         assert status["load"]["stage"] == "download"
@@ -213,6 +214,15 @@ def test_sigterm_in_mid_download_ends_everything_well_and_the_next_start_goes_on
             server.wait_for(server.is_ready, "ready")
             assert server.end() == 0
         assert str(hub.served_ranges("demo-Q4_K_M.gguf")[-1]).startswith("bytes=")
+
+
+def test_nothing_outlives_a_server_that_is_killed_in_mid_download(tmp_path: Path, shm: str) -> None:
+    with demo_hub() as hub, serving(hub.url, tmp_path, shm) as server:
+        server.wait_for(server.is_downloading, "progress over HTTP")
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert children
+        server.process.kill()
+        assert not psutil.wait_procs(children, timeout=5)[1]
 
 
 def test_a_wish_that_the_hub_cannot_fulfil_ends_in_one_sentence(tmp_path: Path, shm: str) -> None:

@@ -81,6 +81,11 @@ def test_while_loading_it_lives_refuses_and_tells_how_far_it_is(vocabulary: Path
         assert int(ready.headers["Retry-After"]) >= 1
         assert ready.json()["phase"] == "loading"
         assert ready.json()["load"]["stage"] == "dense"
+        assert (
+            ready.json()["reason"]
+            == ready.json()["error"]["message"]
+            == "the model is loading: the lead has not been up yet (lead starting)"
+        )
         assert httpx2.get(f"{server.url}/livez").status_code == 200
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             with pytest.raises(openai.InternalServerError) as refused:
@@ -171,12 +176,24 @@ def test_a_worker_that_is_killed_is_replaced_with_fresh_engines(vocabulary: Path
             assert stream.read_to_the_end()
 
 
-def test_nothing_outlives_a_killed_server(vocabulary: Path) -> None:
+def test_nothing_outlives_a_killed_server_not_even_for_the_answers_that_run(vocabulary: Path) -> None:
     with running_server(vocabulary, lanes=1, engine=SLOW) as server:
         server.wait_until_ready()
+        with streaming(server, max_tokens=3000) as stream:
+            children = descendants(server)
+            server.process.kill()
+            assert not psutil.wait_procs(children, timeout=5)[1]
+            with pytest.raises(httpx2.HTTPError):
+                stream.read_to_the_end()
+
+
+def test_nothing_outlives_a_server_that_is_killed_while_it_loads(vocabulary: Path) -> None:
+    with running_server(vocabulary, lanes=1, engine="--load-s 60") as server:
+        server.wait_for(lambda status: status["load"] is not None and status["load"]["done_bytes"] > 0)
         children = descendants(server)
+        assert len(children) > 1
         server.process.kill()
-        wait_until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
+        assert not psutil.wait_procs(children, timeout=5)[1]
 
 
 def test_signals_that_would_start_a_second_pair_of_engines_are_ignored(vocabulary: Path) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from appliance.demo import DEMO_MODEL
 from appliance.errors import SettingsError
 from appliance.memory.profile import VERSION
 from appliance.settings import Settings
 from appliance.web.appliance import read_appliance
+from appliance.web.server import say_what_has_no_effect
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,3 +78,10 @@ def test_serve_says_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
     assert done.stderr.startswith("tandem: cannot read the API keys in")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_elastic_settings_that_wait_for_their_switch_are_logged() -> None:
+    with capture_logs() as logs:
+        say_what_has_no_effect(Settings.model_validate({"elastic": {"enabled": False, "hold_s": 3, "link": True}}))
+        say_what_has_no_effect(Settings.model_validate({"elastic": {"enabled": True, "hold_s": 3}}))
+    assert [log["settings"] for log in logs] == [["elastic_hold_s"]]

@@ -251,7 +251,8 @@ class Desk:
             if isinstance(item, _Call):
                 item.answer.set_exception(_closed_error())
         if not self._state.has_ended:
-            self._status = replace(self._status, phase=Phase.FAILED, reason="the desk failed; the log says where", load=None)
+            reason = "the desk failed; the log says where"
+            self._status = replace(self._status, phase=Phase.FAILED, reason=reason, unready_reason=reason, load=None)
         for request_id, ticket in self._tickets.items():
             text = "the desk failed on another matter; send the request again"
             ticket.deliver(Finished(id=request_id, reason=FinishReason.ERROR, error_code=TandemError.code, error_text=text))

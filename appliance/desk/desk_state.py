@@ -48,6 +48,7 @@ class DeskState:
         self._loader_runs = False
         self._load: LoadProgress | None = None
         self._loader_fatal: Fatal | None = None
+        self._was_lead_up = False
         self._drains = False
         self._drain_until: float | None = None
 
@@ -70,6 +71,7 @@ class DeskState:
         if self._pair is not None and not self._drains:
             actions += self._pair.step(len(self._line), now)
             actions += self._route(now)  # a helper that was about to fall asleep may take the next request at once
+        self._was_lead_up |= self._lead.takes_requests
         actions += [Deliver(queued) for queued in self._line.tell_places()]
         for action in actions:
             if isinstance(action, Deliver):
@@ -83,7 +85,7 @@ class DeskState:
         """When `handle(Tick())` is due, if nothing else happens before."""
         times = [lane.next_timer_s for lane in self._lanes.values()] + [self._drain_until]
         if self._pair is not None and not self._drains:
-            times.append(self._pair.next_timer_s(len(self._line)))
+            times.append(self._pair.next_timer_s)
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -154,8 +156,7 @@ class DeskState:
         load = self._load_now()
         left_s = load.left_s if load is not None and load.left_s is not None else 1.0
         retry_after_s = max(1, min(_LONGEST_RETRY_S, round(left_s)))
-        states = ", ".join(f"{lane.name} {lane.state}" for lane in self._lanes.values())
-        return NotReadyError(f"no lane is ready yet ({states}); try again in {retry_after_s} s", retry_after_s=retry_after_s)
+        return NotReadyError(f"no lane is ready yet ({self._states()}); try again in {retry_after_s} s", retry_after_s=retry_after_s)
 
     def _cancel(self, cancel: Cancel, now: float) -> list[Action]:
         if cancel.request_id in self._line:
@@ -247,7 +248,32 @@ class DeskState:
             queue_length=len(self._line),
             counters=self._counters,
             pair=self._pair.status() if self._pair is not None else None,
+            unready_reason=self._unready_reason(),
         )
+
+    def _unready_reason(self) -> str | None:
+        """Requests are accepted as soon as any lane takes them; others are sent here when the lead has come up, or will not."""
+        match self.phase:
+            case Phase.DRAINING:
+                return "the server is shutting down"
+            case Phase.FAILED:
+                return f"the model cannot be served: {self._reason()}"
+        if not self._was_lead_up and not self._lead.has_ended:
+            return f"the model is loading: the lead has not been up yet ({self._states()})"
+        if self._lead.takes_requests or self._has_helper():
+            return None
+        return f"no lane takes requests now ({self._states()})"
+
+    def _has_helper(self) -> bool:
+        others = [lane for lane in self._lanes.values() if lane is not self._lead]
+        return any(lane.takes_requests for lane in others) and (self._pair is None or self._pair.offers_helper())
+
+    @property
+    def _lead(self) -> Lane:
+        return next(iter(self._lanes.values()))
+
+    def _states(self) -> str:
+        return ", ".join(f"{lane.name} {lane.state}" for lane in self._lanes.values())
 
     def _reason(self) -> str | None:
         return next((lane.reason for lane in self._lanes.values() if lane.reason), None)

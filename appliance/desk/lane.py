@@ -14,6 +14,7 @@ from appliance.desk.lane_state import HAS_ENDED, HAS_REQUEST, TAKES_REQUESTS, La
 from appliance.desk.lines import ControlAnswer, ControlError, EngineLine
 from appliance.desk.run import Run
 from appliance.desk.status import LaneStatus
+from appliance.desk.totals import LaneTotals
 from appliance.errors import EngineDiedError, EngineError, EngineTimeoutError, TandemError
 from appliance.protocol import (
     PROTOCOL_VERSION,
@@ -53,6 +54,8 @@ class Lane:
         self._stats: Stats | None = None
         self._stats_at: float | None = None
         """When they came."""
+        self._past = LaneTotals()
+        """Of the engines before."""
         self._fatal: Fatal | None = None
         self._was_ever_ready = False
         self._deaths_in_row = 0
@@ -90,7 +93,7 @@ class Lane:
         if self.state is LaneState.DEAD:
             self.restarts += 1
         self._enter(LaneState.STARTING)
-        self._load = self._fatal = self._stats = self._stats_at = None
+        self._load = self._fatal = None
         self._expect_start_line(now)
         return [StartEngine(self.name)]
 
@@ -298,6 +301,7 @@ class Lane:
         return LaneState.DEAD
 
     def _forget_engine(self) -> None:
+        self._past = self._past.plus(self._stats)
         self.ready = self._load = self._stats = self._stats_at = self._fatal = None
         self.conversation.clear()
 
@@ -323,6 +327,7 @@ class Lane:
             request=self.run.status() if self.run else None,
             stats=self._stats,
             stats_at=self._stats_at,
+            totals=self._past.plus(self._stats),
         )
 
     def check_integrity(self) -> None:

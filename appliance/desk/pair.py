@@ -66,6 +66,8 @@ class _Side:
     """While it has no request: a line that came in the last step of one is answered after it."""
     retry_at: float = 0.0
     """Nothing is told it before, because it refused something."""
+    refusal: str | None = None
+    """What, as a sentence; of the last time."""
 
     def forget(self) -> None:
         """The engine takes no lines any more."""
@@ -98,7 +100,7 @@ class Pair:
         self._barred_until = float("-inf")
         self._now = 0.0
         """Of the last step."""
-        self._status = PairStatus(PairPhase.ASLEEP, 0, 0, 0.0, None, None, None)
+        self._status = PairStatus()
 
     def may_route(self, lane: Lane) -> bool:
         """Whether an idle lane may get a request now."""
@@ -106,6 +108,10 @@ class Pair:
 
     def can_wake(self, now: float) -> bool:
         return not self._wants_awake and now >= self._barred_until and self._helper.is_up and self._helper.lane.is_idle
+
+    def offers_helper(self) -> bool:
+        """Whether the helper has, gets or may be given the next request, as of the last step."""
+        return self._wants_awake or self.can_wake(self._now)
 
     @property
     def _is_helper_awake(self) -> bool:
@@ -129,23 +135,24 @@ class Pair:
     def step(self, num_waiting: int, now: float) -> list[Action]:
         """After every input, behind routing: `num_waiting` requests found no lane."""
         self._look(num_waiting, now)
-        actions = self._replace_silent(now)
         if self._wants_awake:
             self._check_wake(now)
+        actions = self._replace_silent(now)
         if self._wants_awake and self._is_sleep_due(num_waiting, now):
             self._wants_awake = False
         if num_waiting and self.can_wake(now):
             self._wake(now)
         return actions + self._next_orders(now)
 
-    def next_timer_s(self, num_waiting: int) -> float | None:
+    @property
+    def next_timer_s(self) -> float | None:
         """When `step` is due, if nothing else happens before."""
         times = [side.retry_at for side in (self._lead, self._helper) if side.is_up and side.retry_at > 0]
         limit_s = self._config.wake_limit_s
         times += [due for side in (self._lead, self._helper) if (due := side.answer_due_s(limit_s)) is not None]
         if self._wants_awake:
             times.append(self._used_at + self._config.hold_s if self._helper.has_memory else self._wake_began + self._config.wake_limit_s)
-        elif num_waiting:
+        else:
             times.append(self._barred_until)
         return min((time for time in times if time > self._now), default=None)
 
@@ -156,7 +163,19 @@ class Pair:
         return PairPhase.FALLING_ASLEEP if self._helper.may_hold else PairPhase.ASLEEP
 
     def status(self) -> PairStatus:
-        return replace(self._status, phase=self.phase, barred_s=round(max(0.0, self._barred_until - self._now), 1))
+        return replace(
+            self._status,
+            phase=self.phase,
+            link_up=self._lead.serving and self._helper.serving,
+            barred_until=max(0.0, self._barred_until),
+            obstacle=self._obstacle(),
+        )
+
+    def _obstacle(self) -> str | None:
+        lane = self._helper.lane
+        if not self._helper.is_up:
+            return f"the helper's engine is {lane.state}" + (f": {lane.reason}" if lane.reason else "")
+        return next((side.refusal for side in (self._helper, self._lead) if side.retry_at > 0), None)
 
     # What happens
 
@@ -165,7 +184,7 @@ class Pair:
         for side in (self._lead, self._helper):
             if side.is_up and not side.lane.takes_requests:
                 if side is self._helper and self._wants_awake:
-                    self._give_up_wake("the helper's engine ended", now, is_failure=not side.has_memory)
+                    self._give_up_wake(side.lane.reason or "the helper's engine ended", now, is_failure=not side.has_memory)
                 side.forget()
             if side.lane.state in _WITHOUT_PROCESS:
                 side.may_hold = False
@@ -186,10 +205,16 @@ class Pair:
             side.held = order.held
         if order.serving is not None:
             side.serving = order.serving
+        was = self._status
         if order.word is Word.PEER_DETACH:
-            self._status = replace(self._status, detach_s=round(now - self._wake_began, 4))
-        if side is self._helper and order.memory:
-            self._status = replace(self._status, wakes=self._status.wakes + 1, wake_s=round(now - self._wake_began, 4))
+            self._status = replace(was, detaches=was.detaches + 1, detach_s=round(now - self._wake_began, 4))
+        elif order.word is Word.PEER_ATTACH:
+            self._status = replace(was, attaches=was.attaches + 1)
+        elif order.memory is False:
+            self._status = replace(was, sleeps=was.sleeps + 1)
+        elif order.memory:
+            wake_s = round(now - self._wake_began, 4)
+            self._status = replace(was, wakes=was.wakes + 1, wake_s=wake_s, wake_total_s=round(was.wake_total_s + wake_s, 4))
             self._used_at = now
 
     def _refused(self, side: _Side, order: _Order, text: str, now: float) -> None:
@@ -197,8 +222,9 @@ class Pair:
         _log.warning("an engine refused a line of the pair", lane=side.lane.name, text=text)
         side.may_hold = side.has_memory
         side.retry_at = now + self._config.bar_s
+        side.refusal = f"the {side.lane.name} refused {text}"
         if self._wants_awake and order.memory is not None:
-            self._give_up_wake(text, now, is_failure=True)
+            self._give_up_wake(side.refusal, now, is_failure=True)
 
     def _wake(self, now: float) -> None:
         self._wants_awake = True
@@ -208,13 +234,18 @@ class Pair:
 
     def _check_wake(self, now: float) -> None:
         if not self._helper.has_memory and now - self._wake_began >= self._config.wake_limit_s:
-            self._give_up_wake(f"it took longer than {self._config.wake_limit_s:g} s", now, is_failure=True)
+            self._give_up_wake(f"{self._who_is_late()} within {self._config.wake_limit_s:g} s", now, is_failure=True)
+
+    def _who_is_late(self) -> str:
+        if not self._lead.may_hold:
+            return "the helper did not take its slots"
+        return f"the lead{', busy with a request,' if self._lead.lane.run is not None else ''} did not give the second card back"
 
     def _give_up_wake(self, reason: str, now: float, *, is_failure: bool) -> None:
         self._wants_awake = False
         if is_failure:
             self._barred_until = now + self._config.bar_s
-            self._status = replace(self._status, failed_wakes=self._status.failed_wakes + 1, reason=reason)
+            self._status = replace(self._status, failed_wakes=self._status.failed_wakes + 1, last_failure=reason)
             _log.warning("the helper was not woken", reason=reason, barred_s=self._config.bar_s)
 
     def _is_sleep_due(self, num_waiting: int, now: float) -> bool:

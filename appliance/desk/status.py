@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel
 
 from appliance.desk.lane_state import LaneState
+from appliance.desk.totals import LaneTotals
 from appliance.protocol import LoadProgress, Stats
 
 
@@ -57,6 +58,8 @@ class LaneStatus:
     """The last counters it reported; they begin at 0 when the engine does. An idle lane is not asked, so they may be old."""
     stats_at: float | None = None
     """When that was, on the monotonic clock."""
+    totals: LaneTotals = field(default_factory=LaneTotals)
+    """Of all its engines."""
 
     def to_json(self, now: float) -> dict[str, Any]:
         plain = asdict(self, dict_factory=_plain)
@@ -93,17 +96,42 @@ class PairPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PairStatus:
-    phase: PairPhase
-    wakes: int
-    failed_wakes: int
-    barred_s: float
-    """How long a failed wake keeps the helper from being woken again; 0: it may be."""
-    reason: str | None
-    """Why the last wake failed."""
-    detach_s: float | None
+    phase: PairPhase = PairPhase.ASLEEP
+    wakes: int = 0
+    failed_wakes: int = 0
+    sleeps: int = 0
+    attaches: int = 0
+    """Of the second card by the lead."""
+    detaches: int = 0
+    link_up: bool = False
+    """Each engine computes the other's rows."""
+    barred_until: float = 0.0
+    """On the monotonic clock: until then a failed wake keeps the helper from being woken again."""
+    obstacle: str | None = None
+    """What else keeps the helper from being woken, or the two from helping each other as they should."""
+    last_failure: str | None = None
+    """Why the last wake that failed did."""
+    detach_s: float | None = None
     """Of the last wake: until the lead had given the second card back."""
-    wake_s: float | None
+    wake_s: float | None = None
     """Of the last wake: until the helper took requests."""
+    wake_total_s: float = 0.0
+    """Of all wakes together."""
+
+    def barred_s(self, now: float) -> float:
+        """How long a failed wake still keeps the helper from being woken again; 0: it may be."""
+        return round(max(0.0, self.barred_until - now), 1)
+
+    def reason(self, now: float) -> str | None:
+        """Why the helper is not woken now, or what the two lack. None: nothing stands in the way."""
+        if now < self.barred_until:
+            return f"the last wake failed and the helper is left alone for {self.barred_s(now):g} s more: {self.last_failure}"
+        return self.obstacle
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        plain = asdict(self)
+        del plain["barred_until"], plain["obstacle"]
+        return plain | {"barred_s": self.barred_s(now), "reason": self.reason(now)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +148,14 @@ class DeskStatus:
     counters: Counters
     pair: PairStatus | None = None
     """None: the lanes do not share their cards."""
+    unready_reason: str | None = None
+    """Why nobody should be sent here now, in a sentence; None: a request gets a lane."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; ages as of now."""
         now = time.monotonic()
-        plain = asdict(replace(self, lanes=()), dict_factory=_plain)
+        plain = asdict(replace(self, lanes=(), pair=None), dict_factory=_plain)
+        plain["pair"] = self.pair and self.pair.to_json(now)
         plain["lanes"] = [lane.to_json(now) for lane in self.lanes]
         return plain
 

@@ -319,6 +319,8 @@ class EngineLoop:
             busy=running is not None,
             parked_conversations=self._parking.num_parked if self._parking else 0,
             resumed_conversations=self._parking.num_resumed if self._parking else 0,
+            stored_conversations=self._parking.num_stored if self._parking else 0,
+            stored_bytes=self._parking.stored_bytes if self._parking else 0,
         )
 
     def _emit(self, event: Event) -> None:

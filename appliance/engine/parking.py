@@ -45,6 +45,15 @@ class Parking:
         self.num_resumed = 0
         """Prompts that went on from the store."""
 
+    @property
+    def num_stored(self) -> int:
+        """Conversations in the store, whoever put them there."""
+        return self._store.num_stored
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._store.total_bytes
+
     def prepare(self, session: Session, prompt: Sequence[int]) -> None:
         """Before a request: keeps what `prompt` would overwrite, and brings back what it can go on from."""
         own = session.reusable(prompt)

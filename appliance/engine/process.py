@@ -37,7 +37,6 @@ and with SIGKILL if the thread that started it ends (so the desk starts engines 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import os
 import signal
@@ -57,6 +56,7 @@ from appliance.engine.loop import EngineLoop
 from appliance.engine.parking import Parking, StateKeeper
 from appliance.engine.pipes import Inbox, LineReader, LineWriter
 from appliance.errors import SettingsError, TandemError
+from appliance.lifeline import end_with_parent
 from appliance.log import configure_logging
 from appliance.memory.parked import ParkedStore
 from appliance.memory.policy import WHOLE, Share
@@ -71,7 +71,6 @@ END_GRACE_S = 2.0
 """How long after the end of stdin a step may go on before the process ends in the middle of it."""
 
 Report: TypeAlias = Callable[[LoadProgress], None]
-_PR_SET_PDEATHSIG = 1
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _log = structlog.get_logger()
 
@@ -127,7 +126,7 @@ def run_engine(open_runner: Callable[[Report], Runner], card: str, *, parked: Pa
 
     `open_runner` must return a runner that has allocated and run all that it ever will. `parked`: folder of conversations.
     """
-    _die_with_parent()
+    end_with_parent()
     faulthandler.enable(sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the desk decides when engines end
     writer = LineWriter(_claim_stdout())
@@ -201,13 +200,6 @@ def _claim_stdout() -> int:
     os.dup2(_STDERR, _STDOUT)
     sys.stdout = sys.stderr
     return protocol_descriptor
-
-
-def _die_with_parent() -> None:
-    """Asks the kernel for SIGKILL when the parent thread ends: a crashed desk must not leave engines behind."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        _log.warning("cannot tie this engine's life to the desk's", reason=os.strerror(ctypes.get_errno()))
 
 
 def _end_soon() -> None:

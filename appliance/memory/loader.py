@@ -25,6 +25,7 @@ import structlog
 
 from appliance.errors import TandemError
 from appliance.gguf_file import GgufFile, open_gguf
+from appliance.lifeline import end_with_parent
 from appliance.log import configure_logging
 from appliance.memory.arena import Arena, ArenaHeader, ArenaPlace
 from appliance.memory.arena_file import ArenaFile, claim_arena
@@ -138,4 +139,5 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

@@ -96,9 +96,14 @@ class ParkedStore:
             self._held = -1
 
     @property
+    def num_stored(self) -> int:
+        """Complete conversations, those of other kinds of state included."""
+        return sum(1 for _ in self._folder.glob("*.state"))
+
+    @property
     def total_bytes(self) -> int:
         """What all entries take, those of other kinds of state and half-written ones included."""
-        return sum(_size(path) for path in self._folder.iterdir() if path.suffix in (".state", ".new"))
+        return sum(_size(path) for path in self._folder.glob("*") if path.suffix in (".state", ".new"))
 
     def entries(self) -> list[Parked]:
         """The complete entries of this kind of state, now."""

@@ -21,6 +21,7 @@ from pathlib import Path
 import structlog
 
 from appliance.errors import ModelError, SettingsError, TandemError
+from appliance.lifeline import end_with_parent
 from appliance.log import configure_logging
 from appliance.progress import ProgressReport
 from appliance.protocol import Fatal, Word, line
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_DFL)  # nothing needs to be put in order
     options = _parse(arguments)
     configure_logging("info", process="fetch")
+    if options.parent is not None:
+        end_with_parent(options.parent)
     try:
         hub = Hub(options.hub_url, read_token(options.token_file))
         _fetch(_reference(options.reference), ModelStore(options.models_dir), hub)
@@ -95,6 +98,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models-dir", type=Path, required=True)
     parser.add_argument("--hub-url", required=True)
     parser.add_argument("--token-file", type=Path)
+    parser.add_argument("--parent", type=int, help="process that this one ends with")
     return parser.parse_args(arguments)
 
 

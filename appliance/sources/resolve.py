@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -82,7 +83,7 @@ def _stored(settings: Settings, reference: HubReference, on_progress: Callable[[
 def _fetch(settings: Settings, reference: HubReference, on_progress: Callable[[LoadProgress], None] | None) -> None:
     """In a process of its own: it brings threads and libraries that a server which forks must not have."""
     command = [sys.executable, "-m", "appliance.sources.fetch", "--reference", str(reference)]
-    command += ["--models-dir", str(models_dir(settings)), "--hub-url", settings.hub_url]
+    command += ["--models-dir", str(models_dir(settings)), "--hub-url", settings.hub_url, "--parent", str(os.getpid())]
     if settings.hub_token_file is not None:
         command += ["--token-file", str(settings.hub_token_file)]
     fatal: Fatal | None = None

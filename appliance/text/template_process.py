@@ -107,7 +107,6 @@ class TemplateProcess:
             "sources": self._sources,
             "memory_bytes": self._limits.memory_bytes,
             "max_characters": self._limits.max_characters,
-            "cpu_s": 2 * self._limits.render_s,
         }
         try:
             answer = _exchange(self._process, _line(order), self._limits.start_s)

@@ -30,9 +30,9 @@ def livez() -> Response:
 
 @ops.get("/readyz")
 def readyz() -> Response:
-    """200 while at least one lane takes requests; otherwise 503 with the phase and how far loading is."""
+    """200 once the lead has come up and while a request gets a lane; otherwise 503 with reason, phase and how far loading is."""
     status = service().desk.status()
-    if status.phase is not Phase.READY:
+    if status.unready_reason is not None:
         return _unavailable(status)
     return jsonify({"status": "ok", "phase": status.phase, "lanes": {lane.name: lane.state for lane in status.lanes}})
 
@@ -73,21 +73,11 @@ def install_description(app: Flask, describe: object) -> None:
 
 def _unavailable(status: DeskStatus) -> Response:
     plain = status.to_json()
-    error = NotReadyError(_sentence(status), retry_after_s=_retry_after_s(status))
-    response = error_response(error)
-    body = {"status": "unavailable", "phase": status.phase, "reason": status.reason, "load": plain["load"], **(response.get_json() or {})}
+    reason = status.unready_reason
+    response = error_response(NotReadyError(reason or "", retry_after_s=_retry_after_s(status)))
+    body = {"status": "unavailable", "phase": status.phase, "reason": reason, "load": plain["load"], **(response.get_json() or {})}
     response.set_data(jsonify(body).get_data())
     return response
-
-
-def _sentence(status: DeskStatus) -> str:
-    match status.phase:
-        case Phase.FAILED:
-            return f"the model cannot be served: {status.reason}"
-        case Phase.DRAINING:
-            return "the server is shutting down"
-        case _:
-            return "the model is loading"
 
 
 def _retry_after_s(status: DeskStatus) -> int:

@@ -3,6 +3,8 @@
     this process                    reads the model's file, binds the port, then only watches the worker
       └─ worker (forked)            desk, engines, all requests; if it dies, a new one starts with new engines
 
+No process outlives the one above it, not even if that is killed.
+
 SIGTERM drains: running answers go on for up to `drain_s`, new requests get 503, then everything ends with exit code 0. Ctrl-C ends
 at once. If the model cannot be brought up at all, the process ends with a sentence and exit code 1.
 """
@@ -28,6 +30,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from appliance.desk.desk import Desk
 from appliance.errors import SettingsError
+from appliance.lifeline import end_with_parent
 from appliance.log import configure_logging
 from appliance.memory.gpus import is_built_for_gpus
 from appliance.memory.limits import visible_gpus
@@ -58,6 +61,7 @@ _KEEPALIVE_S = 15
 def run_server(settings: Settings) -> int:
     """Serves until told to stop; returns the exit code. TandemError for what is wrong before anything has started."""
     configure_logging(settings.log_level, settings.log_format)
+    say_what_has_no_effect(settings)
     if needs_fetching(settings):
         return _fetch_and_serve(settings)
     appliance = read_appliance(resolve_model(settings))
@@ -66,6 +70,12 @@ def run_server(settings: Settings) -> int:
         log.warning("this build has no CUDA: the model runs on host cards and the GPUs stay idle; build with CUDA=1", gpus=gpus)
     listener = listen(settings.host, settings.port)
     return serve(appliance, listener)
+
+
+def say_what_has_no_effect(settings: Settings) -> None:
+    """Of an elastic block that was switched off in so many words."""
+    if not settings.elastic.enabled and (idle := settings.elastic.model_dump(exclude_defaults=True)):
+        log.warning("elastic_enabled is false, so other elastic settings have no effect", settings=[f"elastic_{name}" for name in idle])
 
 
 def _fetch_and_serve(settings: Settings) -> int:
@@ -190,7 +200,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
             self._template.close()
 
     def _on_start_failure(self, sentence: str) -> None:
-        print(f"tandem: {sentence}", file=sys.stderr, flush=True)
+        print(f"tandem: {self._appliance.settings.as_written(sentence)}", file=sys.stderr, flush=True)
         self._failed[0] = 1
         os.kill(os.getppid(), signal.SIGTERM)
 
@@ -200,6 +210,10 @@ class _DrainingWorker(ThreadWorker):  # type: ignore[misc]
 
     gunicorn's own handlers raise out of whatever the main thread is doing, which can be inside a lock that the way out needs.
     """
+
+    def init_process(self) -> None:
+        end_with_parent(self.ppid)  # gunicorn's own look at its parent waits for running answers
+        super().init_process()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM: running answers may go on."""

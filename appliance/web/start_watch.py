@@ -38,14 +38,14 @@ class StartWatch:
         progress = ProgressLog()
         while not self._stopped.wait(_LOOK_S):
             status = self._desk.status()
-            if status.phase is not Phase.LOADING:
+            if status.unready_reason is None or status.phase in (Phase.DRAINING, Phase.FAILED):
                 self._conclude(status)
                 return
             if status.load is not None:
                 progress.show(status.load)
 
     def _conclude(self, status: DeskStatus) -> None:
-        if status.phase is Phase.READY:
+        if status.unready_reason is None:
             log.info("ready", url=self._url, lanes={lane.name: lane.state.value for lane in status.lanes})
         elif status.phase is Phase.FAILED:
             self._on_failure(status.reason or "the model could not be loaded; see the log")

@@ -49,7 +49,14 @@ class WaitingRoom:
 
     def status(self) -> DeskStatus:
         return DeskStatus(
-            phase=Phase.LOADING, reason=None, load=self._progress, context=None, lanes=(), queue_length=0, counters=Counters()
+            phase=Phase.LOADING,
+            reason=None,
+            load=self._progress,
+            context=None,
+            lanes=(),
+            queue_length=0,
+            counters=Counters(),
+            unready_reason="the model is being fetched",
         )
 
 
@@ -98,7 +105,8 @@ def _ops(room: WaitingRoom) -> Blueprint:
 
 def _unavailable(room: WaitingRoom) -> Response:
     plain = room.status().to_json()
-    response = errors.error_response(NotReadyError("the model is being fetched", retry_after_s=RETRY_S))
-    body = {"status": "unavailable", "phase": plain["phase"], "reason": None, "load": plain["load"], **(response.get_json() or {})}
+    response = errors.error_response(NotReadyError(plain["unready_reason"], retry_after_s=RETRY_S))
+    body = {"status": "unavailable", "phase": plain["phase"], "reason": plain["unready_reason"], "load": plain["load"]}
+    body |= response.get_json() or {}
     response.set_data(jsonify(body).get_data())
     return response

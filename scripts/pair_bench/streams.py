@@ -187,5 +187,6 @@ def _is_filling(status: DeskStatus) -> bool:
 
 def _state(status: DeskStatus) -> str:
     lanes = ", ".join(f"{lane.name} {lane.state}{f' ({lane.reason})' if lane.reason else ''}" for lane in status.lanes)
-    pair = "" if status.pair is None else f"; the pair is {status.pair.phase}{f' ({status.pair.reason})' if status.pair.reason else ''}"
+    reason = None if status.pair is None else status.pair.reason(time.monotonic())
+    pair = "" if status.pair is None else f"; the pair is {status.pair.phase}{f' ({reason})' if reason else ''}"
     return lanes + pair

@@ -286,6 +286,7 @@ REFUSED: list[tuple[Manifest, str]] = [
     ({"cards": "host", "gpu": {"peerCheck": "require"}}, "there are no GPUs to try"),
     ({"cpu": {"request": "4", "limit": "3500m"}}, "cpu.limit is 3500m, but cpu.request is 4"),
     ({"gpu": {"count": 1}, "settings": {"elastic": {"enabled": True}}}, "settings.elastic.enabled needs two cards, but gpu.count is 1"),
+    ({"settings": {"elastic": {"hold_s": 5}}}, "settings.elastic has no effect without settings.elastic.enabled"),
     ({"settings": {"elastic": {"enabled": True, "peer": False, "link": False}}}, "with neither peer nor link"),
     ({"settings": {"elastic": {"enabled": True}, "slots": 0}}, "needs expert slots to share, but settings.slots is 0"),
     ({"settings": {"context": 4096, "chunk": 8192}}, "settings.chunk (8192) is larger than settings.context (4096)"),

@@ -88,6 +88,9 @@
 {{- define "tandem.checkElastic" -}}
 {{- $settings := .Values.settings -}}
 {{- $elastic := $settings.elastic | default dict -}}
+{{- if and $elastic (not (hasKey $elastic "enabled")) -}}
+{{- fail "settings.elastic has no effect without settings.elastic.enabled; set that to true, or to false to keep the others for later" -}}
+{{- end -}}
 {{- if $elastic.enabled -}}
 {{- if and (eq .Values.cards "cuda") (ne (int .Values.gpu.count) 2) -}}
 {{- fail (printf "settings.elastic.enabled needs two cards, but gpu.count is %d; set gpu.count to 2 or leave elastic out" (int .Values.gpu.count)) -}}
