@@ -160,7 +160,7 @@ class CudaProgram {
     WindowPartner* partner_ = nullptr;
     const uint8_t* offered_ = nullptr;  // to the window in progress
     std::function<void()> recover_peer_;
-    View end_;        // WindowEnd, mapped
+    View end_;  // WindowEnd, mapped
     View likeliest_parts_;
     View likeliest_;  // [max_logits], mapped
     View read_;       // [vocab], mapped

@@ -17,9 +17,9 @@ struct DownProblem {
     int32_t num_rows;  // 1..kMaxWindowRows
     Choice choice;     // its logits come from a kernel before the one right before this one
     ExpertPlaces places;
-    BlobPart down;                // [hidden, width]
-    const float* h;               // [pairs, width], of gate_up_window, the kernel right before
-    float* hidden;                // [rows, hidden], added to
+    BlobPart down;   // [hidden, width]
+    const float* h;  // [pairs, width], of gate_up_window, the kernel right before
+    float* hidden;   // [rows, hidden], added to
     int32_t layer;
     MissPost posts[kNumSources];  // as those of gate_up_window
     const WindowWords* words;

@@ -99,8 +99,7 @@ class GateUpItems {
                 row += skipped;
                 const int num_rows = min(stage_rows, here - skipped);
                 const RoutedExpert& expert = list_.experts[list_.of_side[kCardSide][index]];
-                return {&expert, row, num_rows, span_of(expert, p_.gate, row, num_rows),
-                        span_of(expert, p_.up, row, num_rows)};
+                return {&expert, row, num_rows, span_of(expert, p_.gate, row, num_rows), span_of(expert, p_.up, row, num_rows)};
             }
             left -= here;
             if (left > 0) item -= (here + stage_rows - 1) / stage_rows;

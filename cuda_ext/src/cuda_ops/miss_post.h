@@ -66,7 +66,7 @@ struct MissState {
     uint32_t posted[kNumSources];   // number of the last request
     uint32_t arrived[kNumSources];  // the last request whose answer block 0 has seen
     uint32_t voided;                // not 0: a wait was aborted and the window's result is void; cleared before the next window
-    uint32_t asked_layers;  // 1 + the last layer of the window whose posts are out; 0 between windows
+    uint32_t asked_layers;          // 1 + the last layer of the window whose posts are out; 0 between windows
 };
 
 }  // namespace tandem::cuda

@@ -46,7 +46,8 @@ class ProductItems {
         dots.out = product.out + rows.row;
         dots.out_stride = product.weights.rows;
         // Residuals are on their way while the rows are computed.
-        const int num_inputs = quant::kOneRow<T> ? 1 : num_inputs_, input = quant::kOneRow<T> ? 0 : small_quotient(lane, rows.num_rows);
+        const int num_inputs = quant::kOneRow<T> ? 1 : num_inputs_,
+                  input = quant::kOneRow<T> ? 0 : small_quotient(lane, rows.num_rows);
         const bool adds = product.residual && lane < num_inputs * rows.num_rows;
         const int at = input * product.weights.rows + rows.row + lane - input * rows.num_rows;
         const float residual = adds ? __ldcg(product.residual + at) : 0.0f;

@@ -12,8 +12,8 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr int64_t kMaxStageRows = 4;   // dot_rows is at its best with four rows at a time
-constexpr int64_t kMaxSingleRows = 8;  // of a single stage, for one input row
+constexpr int64_t kMaxStageRows = 4;      // dot_rows is at its best with four rows at a time
+constexpr int64_t kMaxSingleRows = 8;     // of a single stage, for one input row
 constexpr int kLongRows = 16;             // of a warp
 constexpr size_t kMarginBytes = 32;       // of a stage: copies begin and end at multiples of 16, dot products read 3 bytes beyond
 constexpr size_t kNormBytes = 32 * 1024;  // rows of more than this together are normed one after the other

@@ -56,7 +56,7 @@ __device__ __forceinline__ float inverse_rms_of(const float (&x)[kNum], int leng
 template <int kDim>
 struct Turn {
     bool has_gamma;
-    float gamma[kLaneValues<kDim>];                  // of the lane's values
+    float gamma[kLaneValues<kDim>];              // of the lane's values
     float2 angles[(kLaneValues<kDim> + 1) / 2];  // (cosine, sine)
 };
 

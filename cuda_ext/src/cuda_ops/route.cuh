@@ -38,8 +38,7 @@ __device__ __forceinline__ bool is_streamed(const RoutedExpert& expert) {
 __device__ __forceinline__ device::AlignedSpan span_of(const RoutedExpert& expert, const BlobPart& part, int row, int num_rows) {
     const auto row_bytes = static_cast<uint32_t>(part.row_bytes);
     return device::aligned_span(expert.blob + (static_cast<uint32_t>(part.offset) + static_cast<uint32_t>(row) * row_bytes),
-                                static_cast<uint32_t>(num_rows) * row_bytes,
-                                is_streamed(expert) ? kStreamUnit : device::kCopyUnit);
+                                static_cast<uint32_t>(num_rows) * row_bytes, is_streamed(expert) ? kStreamUnit : device::kCopyUnit);
 }
 
 // In shared memory. A pair is row * top_k + place; experts stand in order of first appearance.

@@ -33,8 +33,8 @@ __device__ __forceinline__ EvenShare even_share(int num, int share, int num_shar
 
 constexpr int kEveryItem = 0x7fffffff;  // a number behind that of every item
 
-// `Items` is a warp's work, numbered from 0. It should know an item by its number alone: what a warp keeps while it multiplies costs
-// registers that the dot products have not, and what they push out comes back through the first cache, which is small.
+// `Items` is a warp's work, numbered from 0. It should know an item by its number alone: what a warp keeps while it multiplies
+// costs registers that the dot products have not, and what they push out comes back through the first cache, which is small.
 //     bool fetch(int item, device::StagedCopy&, uint8_t* stage, int lane)   starts the copies of an item; false beyond the last
 //     void compute(int item, const uint8_t* stage, int lane)                the same item, whose bytes are there
 class StageRing {
@@ -48,7 +48,8 @@ class StageRing {
         __syncwarp();
     }
 
-    // Starts the first copies, as many as there are stages. Bytes that ordinary stores left there: fence_stores() and a barrier first.
+    // Starts the first copies, as many as there are stages. Bytes that ordinary stores left there: fence_stores() and a barrier
+    // first.
     template <class Items>
     __device__ __forceinline__ void fetch(const Items& items, int lane) {
         while (num_fetched_ < plan_.num_stages && fetch_into(num_fetched_, items, lane)) {

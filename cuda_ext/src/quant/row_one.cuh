@@ -201,8 +201,8 @@ __device__ __forceinline__ void with_type(Type type, const Act& act) {
     }
 }
 
-// Instance<T>::kernel for the type. Host code. Names of instances differ from file to file: GCC does not tell apart those of unnamed
-// namespaces.
+// Instance<T>::kernel for the type. Host code. Names of instances differ from file to file: GCC does not tell apart those of
+// unnamed namespaces.
 template <template <class> class Instance>
 auto kernel_of(Type type) {
     switch (type) {

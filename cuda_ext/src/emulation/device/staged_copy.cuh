@@ -26,7 +26,8 @@ class StagedCopy {
 
     void wait(int lane, uint32_t parity, Place place = Place::current()) {
         check("StagedCopy::wait", lane);
-        if (parity != num_rounds_ % 2) emulation::current->block->fail("waits for another round of a StagedCopy than that under way");
+        if (parity != num_rounds_ % 2)
+            emulation::current->block->fail("waits for another round of a StagedCopy than that under way");
         emulation::current->block->meet(
             "StagedCopy::wait", this, [](void* const(&lanes)[emulation::kLanes]) { static_cast<StagedCopy*>(lanes[0])->finish(); },
             place);

@@ -88,7 +88,9 @@ struct Packed<Q4_K> {
         w[1] = (load_word<4>(qs + 16, 0) >> 4 * (j % 2)) & kLowNibbles;
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) { return k_packed_scale(b, j); }
-    __device__ __forceinline__ static void scales(const uint8_t* b, int pair, PackedScale (&out)[2]) { k_packed_scales(b, pair, out); }
+    __device__ __forceinline__ static void scales(const uint8_t* b, int pair, PackedScale (&out)[2]) {
+        k_packed_scales(b, pair, out);
+    }
 };
 
 template <>
@@ -113,7 +115,9 @@ struct Packed<Q5_K> {
         w[1] = join(load_word<4>(qs + 16, 0), load_word<4>(qh + 16, 0), j);
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) { return k_packed_scale(b, j); }
-    __device__ __forceinline__ static void scales(const uint8_t* b, int pair, PackedScale (&out)[2]) { k_packed_scales(b, pair, out); }
+    __device__ __forceinline__ static void scales(const uint8_t* b, int pair, PackedScale (&out)[2]) {
+        k_packed_scales(b, pair, out);
+    }
 
   private:
     __device__ __forceinline__ static uint32_t join(uint32_t nibbles, uint32_t fifth, int j) {
