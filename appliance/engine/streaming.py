@@ -39,6 +39,7 @@ def choose_streamed_ratio(graph: Graph, vocab: int, shm_dir: Path, wanted: float
         graph.card.streamed_ratio = wanted  # type: ignore[attr-defined]
         return wanted
     with _alone(shm_dir):
+        _window_s(graph, RATIOS[0], vocab)  # what the pool reads for the first time takes it several times as long
         took_s = {ratio: _window_s(graph, ratio, vocab) for ratio in RATIOS}
     best = min(took_s, key=took_s.__getitem__)
     if took_s[best] * CLEAR_GAIN_RATIO > took_s[RATIOS[0]]:

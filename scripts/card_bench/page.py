@@ -25,9 +25,9 @@ def write_tables(runs: Sequence[Mapping[str, Any]], page: Path = PAGE) -> None:
 
 def tables(runs: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: speed, the cache under a skewed router, memory, and where the time of a token goes."""
-    even = [result for run in runs for result in run["results"] if not run["zipf"]]
-    skewed = [result for run in runs for result in run["results"] if run["zipf"]]
-    layers = {run["layers"] for run in runs}
+    results = [{**result, "layers": run["layers"]} for run in runs for result in run["results"]]
+    even = [result for result in results if not result["zipf"]]
+    skewed = [result for result in results if result["zipf"]]
     parts = [
         ("Decode", _decode(even)),
         ("Prompts", _prompts(even)),
@@ -36,7 +36,7 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
         ("One token, step by step, each kind of step alone", _steps(even)),
     ]
     threads = {run["threads"] for run in runs}
-    head = f"Layers: {', '.join(map(str, sorted(layers)))}. Threads: {', '.join(map(str, sorted(threads)))}."
+    head = f"Threads: {', '.join(map(str, sorted(threads)))}."
     return "\n\n".join([head, *(f"### {title}\n\n{table}" for title, table in parts if table)])
 
 
@@ -47,6 +47,7 @@ def _decode(results: Sequence[Result]) -> str:
         rows.append(
             [
                 result["expert_type"],
+                result["layers"],
                 f"{result['resident_ratio']:.0%}",
                 f"{result['decode']:.0f}",
                 *([f"{llama['decode']:.0f}", f"**{result['decode'] / llama['decode']:.2f}**"] if llama else ["-", "-"]),
@@ -55,7 +56,7 @@ def _decode(results: Sequence[Result]) -> str:
                 _tiers(result["rows_by_tier"]),
             ]
         )
-    return _table(["experts", "on the card", "tok/s", "llama.cpp", "ratio", "limit", "of it", "tiers"], rows)
+    return _table(["experts", "layers", "on the card", "tok/s", "llama.cpp", "ratio", "limit", "of it", "tiers"], rows)
 
 
 def _prompts(results: Sequence[Result]) -> str:
@@ -67,6 +68,7 @@ def _prompts(results: Sequence[Result]) -> str:
             rows.append(
                 [
                     result["expert_type"],
+                    result["layers"],
                     f"{result['resident_ratio']:.0%}",
                     num,
                     f"{result['first_token_ms'][num]:.1f}",
@@ -76,7 +78,8 @@ def _prompts(results: Sequence[Result]) -> str:
                     f"{rate / limit:.0%}",
                 ]
             )
-    return _table(["experts", "on the card", "tokens", "first token, ms", "tok/s", "llama.cpp", "ratio", "limit", "of it"], rows)
+    head = ["experts", "layers", "on the card", "tokens", "first token, ms", "tok/s", "llama.cpp", "ratio", "limit", "of it"]
+    return _table(head, rows)
 
 
 def _hits(results: Sequence[Result]) -> str:
@@ -84,9 +87,9 @@ def _hits(results: Sequence[Result]) -> str:
     for result in results:
         hits = result["hits"]
         shares = [f"{hits[name]:.1%}" for name in ("ours", "lru", "clairvoyant")]
-        cells = [result["expert_type"], f"{result['zipf']:g}", f"{result['resident_ratio']:.1%}", *shares]
+        cells = [result["expert_type"], result["layers"], f"{result['zipf']:g}", f"{result['resident_ratio']:.1%}", *shares]
         rows.append([*cells, hits["swaps"], f"{result['decode']:.0f}", f"{result['decode_limit']:.0f}"])
-    return _table(["experts", "Zipf", "slots for", "hits", "LRU", "clairvoyant", "swaps", "tok/s", "limit at even use"], rows)
+    return _table(["experts", "layers", "Zipf", "slots for", "hits", "LRU", "clairvoyant", "swaps", "tok/s", "limit at even use"], rows)
 
 
 def _memory(results: Sequence[Result]) -> str:
@@ -98,9 +101,10 @@ def _memory(results: Sequence[Result]) -> str:
         sizes = [f"{(memory['planned'] - slots) / MIB:.0f}", f"{slots / MIB:.0f}", f"{memory['planned'] / MIB:.0f}", taken]
         times = [f"{result['arena_s']:.1f}", f"{result['open_s']:.1f}"]
         times += [f"{memory[name]:.3f}" for name in ("give_back_s", "take_again_s", "fill_s")] if slots else ["-", "-", "-"]
-        rows.append([result["expert_type"], f"{result['resident_ratio']:.0%}", *sizes, *times])
+        rows.append([result["expert_type"], result["layers"], f"{result['resident_ratio']:.0%}", *sizes, *times])
     head = [
         "experts",
+        "layers",
         "on the card",
         "MiB but slots",
         "slots",
@@ -118,8 +122,8 @@ def _memory(results: Sequence[Result]) -> str:
 def _steps(results: Sequence[Result]) -> str:
     timed = [result for result in results if result["steps_ms"]]
     names = list(timed[0]["steps_ms"]) if timed else []
-    rows = [[result["expert_type"], *(f"{1e3 * result['steps_ms'][name]:.0f}" for name in names)] for result in timed]
-    return _table(["us, all layers", *names], rows)
+    rows = [[result["expert_type"], result["layers"], *(f"{1e3 * result['steps_ms'][name]:.0f}" for name in names)] for result in timed]
+    return _table(["us, all layers", "layers", *names], rows)
 
 
 def _tiers(rows_by_tier: Mapping[str, int]) -> str:
