@@ -100,11 +100,12 @@ class DownItems {
   private:
     // Beyond the warp's last item there are no rows.
     __device__ __forceinline__ DownChunk at(int item) const {
-        const int stage_rows = plan_.ring_plan.stage_rows, chunk = item * plan_.ring_plan.num_warps + warp_,
-                  index = small_quotient(chunk, plan_.chunks);
+        // The last block may have fewer columns, and so chunks of an expert, than the others.
+        const int stage_rows = plan_.ring_plan.stage_rows, chunks = small_quotient(block_.num_columns + stage_rows - 1, stage_rows),
+                  chunk = item * plan_.ring_plan.num_warps + warp_, index = small_quotient(chunk, chunks);
         if (index >= pass_.end_expert - pass_.first_expert) return {};
         const RoutedExpert& expert = block_.list.experts[block_.list.of_side[kCardSide][pass_.first_expert + index]];
-        const int row = (chunk - index * plan_.chunks) * stage_rows, num_rows = max(0, min(stage_rows, block_.num_columns - row));
+        const int row = (chunk - index * chunks) * stage_rows, num_rows = min(stage_rows, block_.num_columns - row);
         return {&expert, row, num_rows, span_of(expert, p_.down, block_.first_column + row, num_rows)};
     }
 

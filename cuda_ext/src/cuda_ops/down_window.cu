@@ -146,7 +146,6 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
     require(plan.ring_plan.num_warps > 0, "down rows of " + std::to_string(p.down.row_bytes) + " bytes for " +
                                               std::to_string(num_pairs) + " pairs do not fit the " +
                                               std::to_string(card.block_shared_bytes) + " bytes of shared memory");
-    plan.chunks = (plan.block_columns + plan.ring_plan.stage_rows - 1) / plan.ring_plan.stage_rows;
     plan.shared_bytes = plan.rings + plan.ring_plan.nbytes;
     return plan;
 }

@@ -34,7 +34,6 @@ struct DownProblem {
 struct DownPlan {
     int32_t num_blocks;
     int32_t block_columns;  // of the output, per block
-    int32_t chunks;         // stages that these rows of an expert take
     int32_t held_pairs;     // whose input rows are in shared memory at a time
     bool wants_values;      // input rows are floats, else quantised
     int32_t row_groups;     // of one such row

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kSharedBytes = 48 * 1024;
 constexpr size_t kSharedBytesOptin = 227 * 1024;
 constexpr size_t kSharedBytesAll = 228 * 1024;
-constexpr int kNumMultiprocessors = 4;
+constexpr int kNumMultiprocessors = 5;  // few sizes are multiples of it, so that last blocks have less to do
 constexpr int kMaxThreads = 1024;
 constexpr int kVersion = 13000;
 
