@@ -1,8 +1,7 @@
 // One chunk of a span: scores, softmax and the sum of values, in the order of attend_tile (ops/vector.h).
 //
 // Scores are chains over the head's dimensions, one per (position, query); value sums chains over positions, one per
-// (dimension, query). Lanes take neighbouring positions, then neighbouring
-// dimensions, two each.
+// (dimension, query). Lanes take neighbouring positions, then neighbouring dimensions, two each.
 #pragma once
 #include <cmath>
 

@@ -6,8 +6,9 @@
 //     dot_rows(type, {...}, lane)
 //
 // dot_rows calls one function per type that is compiled once, for at most 128 registers a thread (CMakeLists.txt): kernels stay the
-// same for all types. dot_one_row (row_one.cuh) is the same for one input row without a call, for kernels where every microsecond
-// counts: a call saves registers in local memory, and what a block of 512 threads saves does not fit the first cache.
+// same for all types. dot_window_rows<T> (row_one.cuh) is the same for one input row and one type without a call, for kernels where
+// every microsecond counts: a call saves registers in local memory, and what a block of 512 threads saves does not fit the first
+// cache.
 #pragma once
 #include <cuda_runtime.h>
 
