@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from appliance.errors import TandemError
+from appliance.errors import SettingsError, TandemError
 from appliance.settings import Settings, load_settings, setting_fields
 from appliance.sources.progress_log import ProgressLog
 from appliance.sources.resolve import resolve_model
@@ -112,11 +112,16 @@ def serve(settings: Settings) -> None:
 @app.command()
 @with_settings
 def fetch(settings: Settings) -> None:
-    """Get a model from a hub and check it, without serving it; prints its path."""
+    """Get a model from a hub and check it, without serving it; prints its path. A local file is checked too."""
+    from appliance.gguf_file import open_gguf
     from appliance.log import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
-    print(_resolved(settings).model)
+    model = _resolved(settings).model
+    if model is None:
+        raise SettingsError("no model is named; give a GGUF file or a model of a hub", param="model")
+    open_gguf(model)
+    print(model)
 
 
 @app.command()

@@ -87,6 +87,20 @@ def test_a_cut_file_is_named_without_loading_anything(tmp_path: Path) -> None:
     assert "cut.gguf" in result.stderr
 
 
+def test_fetch_checks_a_local_file_too(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(DEMO_MODEL.read_bytes())
+    assert tandem("fetch", str(whole)).stdout == f"{whole}\n"
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole.read_bytes()[:5000])
+    for wrong in (cut, tmp_path / "nowhere.gguf"):
+        done = tandem("fetch", str(wrong))
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.startswith("tandem: ")
+        assert done.stderr.count("\n") == 1
+
+
 def test_the_version_is_printed() -> None:
     assert tandem("version").stdout.startswith("tandem ")
 

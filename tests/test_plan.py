@@ -169,6 +169,13 @@ class TestRefusals:
         assert advised[1] in ("slots", "context", "chunk")
         assert plan_of(replace(request, **{advised[1]: int(advised[2])}))
 
+    def test_parked_conversations_give_way_first_where_they_are_what_is_too_much(self) -> None:
+        request = replace(REQUEST, is_elastic=True, parked_bytes=0)
+        needed = plan_of(request).host.total_bytes
+        advice = refusal(replace(request, parked_bytes=4 * GIB), replace(ROOMY, memory_bytes=needed + 100 * MIB))
+        assert "; parked_mib = 64 frees the most there" in advice
+        assert "and is enough" in advice
+
     def test_advice_that_is_not_enough_says_so(self) -> None:
         assert "are still lacking, so a smaller quantisation of the model is needed too" in refusal(replace(REQUEST, card_bytes=1 * MIB))
 
@@ -271,7 +278,7 @@ class TestPlanFor:
 
     def test_gpus_are_refused_where_there_are_none(self, tmp_path: Path) -> None:
         path = write_model(tmp_path / "m.gguf")
-        with pytest.raises(SettingsError, match="cards names cuda:0, but this machine shows no GPU"):
+        with pytest.raises(SettingsError, match=r"cards = .* names cuda:0, but this machine shows no GPU"):
             plan_for(Settings(model=path, cards="cuda:0"))
 
     def test_a_folder_of_shared_memory_that_is_not_there_is_named(self, tmp_path: Path) -> None:

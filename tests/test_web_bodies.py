@@ -22,7 +22,7 @@ from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web.app import create_app
-from appliance.web.json_body import parse_json
+from appliance.web.json_body import MAX_DEPTH, parse_json
 from appliance.web.message_bodies import MessagesBody
 from appliance.web.model_info import ModelInfo
 from appliance.web.schemas import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -252,3 +252,14 @@ def test_a_body_that_is_wrong_many_times_over_is_given_up_early(schema: type[Bod
         schema.model_validate(body)
     complaints = caught.value.error_count() if isinstance(caught.value, ValidationError) else 1
     assert complaints < 10
+
+
+@pytest.mark.parametrize("route", [*ROUTES, *MESSAGES])
+def test_a_body_nested_too_deeply_is_refused_before_anybody_walks_it(client: Client, route: str) -> None:
+    deep: object = {"x": "]" * 300 + '"{'}
+    for _ in range(MAX_DEPTH - 1):
+        deep = {"a": deep}
+    assert parse_json(json.dumps(deep).encode()) == deep
+    answer = client.post(route, json={"tools": deep})
+    assert answer.status_code == 400
+    assert f"{MAX_DEPTH + 1} levels deep in each other; at most {MAX_DEPTH} are read" in answer.get_json()["error"]["message"]

@@ -31,7 +31,7 @@ def refused(**settings: Any) -> SettingsError:
 def test_a_key_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     error = refused(api_key_file=tmp_path / "nofile")
     assert error.param == "api_key_file"
-    assert f"cannot read the API keys in {tmp_path / 'nofile'}: No such file or directory" in error.message
+    assert f"api_key_file = {tmp_path / 'nofile'}: the keys cannot be read: No such file or directory" in error.message
 
 
 def test_a_key_file_without_a_key_is_refused(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_serve_says_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.startswith("tandem: cannot read the API keys in")
+    assert done.stderr.startswith(f"tandem: --api-key-file = {tmp_path / 'nofile'}: the keys cannot be read")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

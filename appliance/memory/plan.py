@@ -365,7 +365,7 @@ class _Planner:
         free_bytes = self.machine.gpu_bytes.get(card)
         if free_bytes is None:
             there = ", ".join(self.machine.gpu_bytes) or "no GPU"
-            raise SettingsError(f"cards names {card}, but this machine shows {there}", param="cards")
+            raise SettingsError(f"cards = {','.join(request.cards)} names {card}, but this machine shows {there}", param="cards")
         reserve_bytes = self._reserve_bytes(card, request)
         budget = max(0, min(free_bytes - reserve_bytes, request.card_bytes or free_bytes))
         empty = CardPlan(
@@ -473,6 +473,8 @@ def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, list[
         yield "kv_type", [("f16", replace(request, kv_type="f16"))]
     if request.slots:
         yield "slots", [(str(slots), replace(request, slots=slots)) for slots in (*_halves(request.slots, 1), 0)]
+    if parked_mib := plan.host.parked_bytes // MIB:
+        yield "parked_mib", [(str(mib), replace(request, parked_bytes=mib * MIB)) for mib in (*_halves(parked_mib, 1), 0)]
     if len(request.cards) > 1 and not request.is_elastic:
         yield "cards", [(request.cards[0], replace(request, cards=request.cards[:1]))]
 

@@ -145,4 +145,4 @@ def _table(path: Path, uses: object, shape: tuple[int, ...]) -> FloatTable:
 
 
 def _refused(path: Path, why: str) -> SettingsError:
-    return SettingsError(f"the profile {path} cannot be used: {why}; remove it or name another one", param="profile")
+    return SettingsError(f"profile = {path} cannot be used: {why}; remove it or name another one", param="profile")

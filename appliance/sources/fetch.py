@@ -61,7 +61,7 @@ def read_token(path: Path | None) -> str | None:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise SettingsError(f"cannot read the hub's token in {path}: {reason}", param="hub_token_file") from None
+        raise SettingsError(f"hub_token_file = {path}: the token cannot be read: {reason}", param="hub_token_file") from None
     if not token or len(token.split()) != 1:
         raise SettingsError(f"{path} must hold one access token of the hub and nothing else", param="hub_token_file")
     return token

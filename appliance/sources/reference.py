@@ -51,7 +51,7 @@ def parse_hub_reference(model: Path) -> HubReference | None:
         return None
     match = _REFERENCE.fullmatch(rest)
     if match is None or ".." in text:
-        raise SettingsError(f"model {text!r} is not a model of a hub; write {HUB}owner/repo or {HUB}owner/repo:Q4_K_M", param="model")
+        raise SettingsError(f"model = {HUB}{rest} is not a model of a hub; write {HUB}owner/repo or {HUB}owner/repo:Q4_K_M", param="model")
     return HubReference(match["owner"], match["repo"], match["revision"] or DEFAULT_REVISION, match["quant"])
 
 

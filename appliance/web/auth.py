@@ -26,9 +26,9 @@ class KeyRing:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
-            raise SettingsError(f"cannot read the API keys in {path}: {error.strerror}", param="api_key_file") from None
+            raise SettingsError(f"api_key_file = {path}: the keys cannot be read: {error.strerror}", param="api_key_file") from None
         except UnicodeDecodeError:
-            raise SettingsError(f"cannot read the API keys in {path}: it is no text in UTF-8", param="api_key_file") from None
+            raise SettingsError(f"api_key_file = {path}: the keys cannot be read: it is no text in UTF-8", param="api_key_file") from None
         keys = frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
         if not keys:
             raise SettingsError(f"{path} holds no API key; write one per line, or leave api_key_file out", param="api_key_file")

@@ -7,6 +7,7 @@ valid JSON but no character; it is read as U+FFFD, as everywhere where bytes are
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -16,11 +17,29 @@ from appliance.errors import RequestError
 _ESCAPE = re.compile(rb"\\(?:u(?:[dD][89abAB]HH\\u[dD][c-fC-F]HH|(?P<lone>[dD][89a-fA-F]HH))|.)".replace(b"H", b"[0-9a-fA-F]"), re.DOTALL)
 """One escape in a JSON text. A surrogate is alone unless the other half follows it, and a pair is matched first."""
 
+MAX_DEPTH = 200
+"""Of objects and lists in each other. Whoever walks through a value, templates too, calls itself for every level."""
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[{]}")
+
 
 def parse_json(data: bytes) -> Any:
     """The value of a JSON text in UTF-8. RequestError that says what is wrong, in which line and column (from 1, in characters)."""
     if not data:
         raise RequestError("the body is empty; send a JSON object")
+    value = _parse(data)
+    if (depth := _depth(data)) > MAX_DEPTH:
+        raise RequestError(f"the body's objects and lists lie {depth} levels deep in each other; at most {MAX_DEPTH} are read")
+    return value
+
+
+def _depth(data: bytes) -> int:
+    """Of a valid JSON text."""
+    brackets = _STRING.sub(b"", data).translate(None, _NO_BRACKETS)
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
+
+
+def _parse(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
