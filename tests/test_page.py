@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -77,15 +79,29 @@ def open_page(tab: Page, url: str) -> None:
 
 @contextmanager
 def busy_lanes(server: RealServer, count: int) -> Iterator[None]:
-    """Keeps `count` lanes at work with long answers through the API, until the block is left."""
+    """Keeps `count` lanes at work with answers through the API until the block is left: their engines stand still in the middle,
+    since a quick machine is through with the longest answer in a second."""
     body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True, "temperature": 1}
     with ExitStack() as streams:
-        for _ in range(count):
+        stopped: set[int] = set()
+        while len(stopped) < count:
+            num_finished = server.status()["counters"]["finished"]
             response = streams.enter_context(httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60))
             assert response.status_code == 200
-        server.wait_for(lambda s: sum(lane["request"] is not None for lane in s["lanes"]) == count, f"{count} lanes busy")
+            status = server.wait_for(
+                lambda s, before=num_finished: busy_engines(s) - stopped or s["counters"]["finished"] > before,  # type: ignore[misc]
+                "an answer begun, or ended already",
+            )
+            for pid in busy_engines(status) - stopped:
+                os.kill(pid, signal.SIGSTOP)
+                streams.callback(os.kill, pid, signal.SIGCONT)
+                stopped.add(pid)
         yield
     server.wait_until_both_idle()
+
+
+def busy_engines(status: dict[str, Any]) -> set[int]:
+    return {lane["pid"] for lane in status["lanes"] if lane["request"] is not None}
 
 
 def ask(page: Page, text: str) -> None:

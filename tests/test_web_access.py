@@ -161,7 +161,7 @@ def test_a_key_file_without_a_key_is_refused_at_start(tmp_path: Path, content: s
 
 
 def test_a_missing_key_file_is_refused_at_start(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot read"):
+    with pytest.raises(SettingsError, match="the keys cannot be read"):
         KeyRing.from_file(tmp_path / "nowhere")
 
 

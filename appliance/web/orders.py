@@ -85,10 +85,10 @@ def _check_prompt(service: Service, prompt: Sequence[int], field: str) -> None:
     if largest >= service.model.vocab:
         raise RequestError(f"the prompt has token {largest}, but the model's vocabulary ends at {service.model.vocab - 1}", param=field)
     limit = service.model.context
-    if len(prompt) >= limit:
+    if len(prompt) >= limit:  # agents look for the first words or for "maximum context length", and shorten the conversation
         raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens, and the prompt has {len(prompt)}; "
-            f"shorten it to {limit - 1} tokens at most so that an answer fits",
+            f"prompt is too long: {len(prompt)} tokens > {limit - 1} maximum; this model's maximum context length is {limit} tokens, "
+            "and an answer must fit",
             param=field,
         )
 
