@@ -36,6 +36,7 @@ from scripts.host_bench.model import BenchModel, qwen3_shape, write_model
 from scripts.host_bench.others import CpuTime, wait_for_quiet
 from scripts.host_bench.page import FOLDER, PAGE, stored_runs, table, write_tables
 from scripts.host_bench.results import Figure, HostRun, TypeResult
+from scripts.host_bench.routing import Routing
 
 TYPES = "Q4_K,Q5_K,Q6_K,Q8_0,Q5_1,IQ4_XS,IQ4_NL,IQ3_S,IQ3_XXS,IQ2_XS,MXFP4"
 PROMPTS = "128,512,2048"
@@ -239,7 +240,10 @@ def main() -> None:
         tasks = (*decode, *(Task("prompt", int(num)) for num in options.prompts.split(",") if num))
         plan = Plan(tasks, options.rounds, options.threads, options.clock, options.llama, options.quiet_s)
         shape = qwen3_shape(options.layers, max(4096, plan.longest_prompt))
-        models = [BenchModel(options.folder / f"bench-{options.layers}-{name}.gguf", shape, name) for name in options.types.split(",")]
+        models = [
+            BenchModel(options.folder / f"bench-{options.layers}-{name}.gguf", shape, name, routing=Routing(0.0))
+            for name in options.types.split(",")
+        ]
         check_space(options.folder, models)
         for run in measure(models, plan, options.limit_s, options.keep):
             run.write(options.out or FOLDER / f"host-{best_isa()}.json")
