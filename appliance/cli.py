@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from appliance.errors import SettingsError, TandemError
+from appliance.errors import TandemError
 from appliance.settings import Settings, load_settings, setting_fields
 from appliance.sources.progress_log import ProgressLog
 from appliance.sources.resolve import resolve_model
@@ -117,9 +117,7 @@ def fetch(settings: Settings) -> None:
     from appliance.log import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
-    model = _resolved(settings).model
-    if model is None:
-        raise SettingsError("no model is named; give a GGUF file or a model of a hub", param="model")
+    model = _resolved(settings).model_path
     open_gguf(model)
     print(model)
 

@@ -144,6 +144,13 @@ class Settings(BaseModel):
     _spelled: Mapping[str, str] = PrivateAttr(default_factory=dict)
     """Names of those that were given, as the user wrote them."""
 
+    @property
+    def model_path(self) -> Path:
+        """`model`. Raises SettingsError where none is named."""
+        if self.model is None:
+            raise SettingsError("no model is named; give a GGUF file", param="model")
+        return self.model
+
     def as_written(self, sentence: str) -> str:
         """The sentence with its settings named as the user wrote them: an option, a variable, or a key of the file."""
         return _spell(sentence, self._spelled)

@@ -154,9 +154,7 @@ class ModelRunner:
 
         Raises TandemError with the reason why the model cannot be run.
         """
-        if settings.model is None:
-            raise SettingsError("no model is named; give a GGUF file", param="model")
-        gguf = open_gguf(settings.model)
+        gguf = open_gguf(settings.model_path)
         config = read_config(gguf)
         layout = arena_layout(gguf, config)
         machine = replace(_ANY_MACHINE, gpu_bytes={lane.card: _ANY_MACHINE.memory_bytes})

@@ -220,9 +220,7 @@ def plan_for(settings: Settings) -> Plan:
 
     Raises ModelError, SettingsError or MemoryBudgetError with one sentence.
     """
-    if settings.model is None:
-        raise SettingsError("no model is named; give a GGUF file", param="model")
-    gguf = open_gguf(settings.model)
+    gguf = open_gguf(settings.model_path)
     config = read_config(gguf)
     layout = arena_layout(gguf, config)
     machine = _this_machine(settings, ArenaPlace(settings.shm_dir, gguf.content_id, layout))

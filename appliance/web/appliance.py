@@ -43,7 +43,7 @@ def read_appliance(settings: Settings) -> Appliance:
     """Checks the model's file, plans its memory, builds tokenizer and chat template. TandemError with one sentence."""
     _check_files(settings)
     plan = plan_for(settings)
-    gguf = open_gguf(_model_path(settings))
+    gguf = open_gguf(settings.model_path)
     if settings.profile is not None:
         read_profile(settings.profile, arena_layout(gguf, read_config(gguf)), gguf.fingerprint)  # the engines read it again
     ChatTemplate.from_gguf(gguf).close()  # says now what is wrong with it; the worker opens its own
@@ -89,19 +89,13 @@ def desk_config(settings: Settings, plan: Plan) -> DeskConfig:
 
 
 def _content_id(settings: Settings) -> str:
-    return open_gguf(_model_path(settings)).content_id
+    return open_gguf(settings.model_path).content_id
 
 
 def _engine_argv(settings: Settings, lane: str, card: str, more: tuple[str, ...]) -> tuple[str, ...]:
     settings = settings.model_copy(update={"log_format": "json"})  # the desk reads it and logs it again in our own form
     options = ("--settings", settings.model_dump_json(), "--card", card, "--lane", lane)
     return (sys.executable, "-m", "appliance.engine.process", *options, *more)
-
-
-def _model_path(settings: Settings) -> Path:
-    if settings.model is None:
-        raise SettingsError("no model is named; give a GGUF file", param="model")
-    return settings.model
 
 
 def _model_info(settings: Settings, gguf: GgufFile, plan: Plan) -> ModelInfo:

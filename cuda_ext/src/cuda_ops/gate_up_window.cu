@@ -131,7 +131,7 @@ bool has_own_kernel(const GateUpProblem& p) {
 // One stage for each warp, since a stage more costs as many instructions as its rows; no warps where it does not fit.
 RingPlan plan_single_stage(size_t available, int num_warps, int rows, const StagedRows& staged) {
     if (rows > kMaxGateUpStageRows) return {};
-    const size_t stage = staged.stage_bytes(rows), all = num_warps * (stage + sizeof(device::StagedCopy));
+    const size_t stage = staged.stage_bytes(rows), all = num_warps * (stage + kBarrierBytes);
     if (all > available) return {};
     return {num_warps, 1, rows, static_cast<uint32_t>(stage), static_cast<uint32_t>(all)};
 }
