@@ -134,6 +134,11 @@ class ExpertCache:
         """Empty slots are still being filled at boundaries."""
         return self._has_more_fills or any(copy.victim is None for copy in self._copies)
 
+    @property
+    def holds_all(self) -> bool:
+        """Every expert is resident, and nothing is on its way."""
+        return len(self._slot_of) == self._layout.num_experts and not self._copies
+
     def add_slots(self, classes: Sequence[SlotClass], *, present: bool = True) -> None:
         """Allocates the planned slots, all empty; if not `present`, they get memory when it is taken again."""
         for slots in classes:
@@ -267,7 +272,7 @@ class ExpertCache:
         `elsewhere`, [layers, experts]: what another card holds for this engine; it is brought here only for slots that nothing
         else is left for.
         """
-        self._note(uses)
+        self.note(uses)
         entries = self._land()
         starting = self._start_fills(elsewhere)
         starting += self._start_swaps(self._in_flight if elsewhere is None else self._in_flight | elsewhere)
@@ -285,7 +290,8 @@ class ExpertCache:
             self._slots_card.wait_copied(copy.ticket)
         self._card.wait(self._card.update(self._table, self._land()))
 
-    def _note(self, uses: Uses) -> None:
+    def note(self, uses: Uses) -> None:
+        """Adds to the totals, and tells the policy."""
         if uses.layers.size == 0:
             return
         self.total_uses[uses.layers, uses.experts] += uses.counts

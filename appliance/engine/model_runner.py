@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from appliance.engine.cards import Card, open_card
-from appliance.engine.experts import ExpertCache
+from appliance.engine.experts import ExpertCache, Uses
 from appliance.engine.generation import RunnerStats, WindowInterruptedError
 from appliance.engine.graph import Graph, GraphSizes, PromptBytes
 from appliance.engine.kv_state import Bytes, KvState, kv_state_id
@@ -43,6 +43,10 @@ from appliance.units import MIB, format_bytes
 from cuda_ext import _native as native
 
 REPORT_INTERVAL_S = 0.2
+
+MOST_ROWS_UNREAD = 64
+"""While nothing can be swapped, what rows used is read after so many: a GPU would wait for it."""
+
 Report = Callable[[LoadProgress], None]
 
 _ANY_MACHINE = Machine(memory_bytes=1 << 62, memory_source="the plan of the desk", shm_bytes=None, shm_dir="")
@@ -222,11 +226,22 @@ class ModelRunner:
 
     def between_windows(self) -> None:
         """Puts landed swaps into the residency table and starts new ones."""
-        uses = self._cache.read_uses(self._rows_since_boundary)
+        if self._cache.holds_all and not self._pair.is_filling and self._rows_since_boundary < MOST_ROWS_UNREAD:
+            return
+        uses = self._read_uses()
         self._cache.between_windows(uses, self._pair.held_elsewhere())
         self._pair.between_windows(uses, self._cache.held)
+
+    def _read_uses(self) -> Uses:
+        uses = self._cache.read_uses(self._rows_since_boundary)
         self._num_rows += self._rows_since_boundary
         self._rows_since_boundary = 0
+        return uses
+
+    def _learned_profile(self) -> Profile:
+        """The profile and what was used since."""
+        self._cache.note(self._read_uses())
+        return self._profile.learned(self._cache.total_uses, self._num_rows)
 
     def _run_prompt(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         """A chunk on a GPU.
@@ -357,6 +372,7 @@ class ModelRunner:
 
     def _learn(self) -> None:
         learned = self._options.learned_profile
+        self._cache.note(self._read_uses())
         if learned is None or self._num_rows == 0:
             return
         try:
@@ -380,13 +396,13 @@ class ModelRunner:
 
     def _ranks(self) -> Iterable[int]:
         """All experts as flat indices, hottest first, by the profile and what was used since."""
-        ranks: list[int] = self._profile.learned(self._cache.total_uses, self._num_rows).ranks(self._model.arena.layout).tolist()
+        ranks: list[int] = self._learned_profile().ranks(self._model.arena.layout).tolist()
         return ranks
 
     def _share_of_ranks(self) -> Iterable[int]:
         """Those that fill the own slots where nobody tells what the other card has."""
         slots = {slots.blob_bytes: slots.slots for slots in self._plan.slot_classes}
-        uses = self._profile.learned(self._cache.total_uses, self._num_rows).uses
+        uses = self._learned_profile().uses
         ranks: list[int] = fill_ranks(uses, blob_bytes_table(self._model.arena.layout), slots, self._options.share).tolist()
         return ranks
 

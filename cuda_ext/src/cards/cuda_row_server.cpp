@@ -65,6 +65,8 @@ CudaRowServer::CudaRowServer(CudaCard& card, const CudaExpertTable& table, const
     problem_.post = cuda::MissPost::of(asked, requests.answered);
     problem_.layers = layers_.as<const cuda::ServedLayer>();
     problem_.num_layers = static_cast<int32_t>(layers.size());
+    problem_.max_pairs = static_cast<int32_t>(num_pairs);
+    problem_.max_experts = std::min(static_cast<int32_t>(geometry.num_experts), problem_.max_pairs);
     problem_.state = state_.as<cuda::ServedState>();
     problem_.counts = counts_.as<cuda::ServedCounts>();
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, card.serving_priority()));
@@ -165,7 +167,7 @@ void CudaRowServer::enqueue(uint32_t number) {
     const auto sequence = reinterpret_cast<CUdeviceptr>(&requests_.asked.words->seq);
     CUDA_DRIVER_CHECK(driver().stream_wait_value(stream_, sequence, number, CU_STREAM_WAIT_VALUE_GEQ));
     if (requests_.fetches) cuda::fetch_request(fetch_, stream_);
-    cuda::serve_window(problem_, number, stream_);
+    cuda::serve_window(problem_, number, requests_.fetches, stream_);
 }
 
 void CudaRowServer::await(uint32_t number) const {

@@ -97,6 +97,16 @@ class DownItems {
         quant::dot_window_rows<T>(p_.down.type, dots, lane);
     }
 
+    // Every item; after ring.fetch().
+    __device__ __forceinline__ void run(StageRing& ring, int lane) const {
+        if constexpr (std::is_same_v<T, quant::EachType>)
+            quant::with_type(p_.down.type, [&]<class Own>() TANDEM_INLINE_BODY {
+                ring.run(DownItems<Own>(p_, plan_, block_, pass_, warp_), lane);
+            });
+        else
+            ring.run(*this, lane);
+    }
+
   private:
     // Beyond the warp's last item there are no rows.
     __device__ __forceinline__ DownChunk at(int item) const {
@@ -178,7 +188,7 @@ __device__ __forceinline__ void multiply_down(const DownProblem& p, const DownPl
     while (true) {
         hold_rows(p, plan, block, pass, num_pairs);
         __syncthreads();
-        if (fetches) ring.run(items, lane);
+        if (fetches) items.run(ring, lane);
         if (pass.end_expert >= block.list.num_of_side[kCardSide]) return;
         __syncthreads();
         pass = pass_from<T>(block.list, pass.end_expert, plan.held_pairs);

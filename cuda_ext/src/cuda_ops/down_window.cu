@@ -34,19 +34,37 @@ __device__ __forceinline__ void await_rows(const DownProblem& p, int source) {
     if (blockIdx.x == 0) device::store_release_device(&p.state->arrived[source], sequence);
 }
 
+// Where a side's rows begin among those of the block: the card's first, then those of the sources.
+__device__ __forceinline__ int first_row_of(const RoutedList& list, int side) {
+    int first = 0;
+    if (side == kCardSide) return first;
+    first = list.pairs_of_side[kCardSide];
+    for (int source = 0; source < side; source++) first += list.pairs_of_side[source];
+    return first;
+}
+
+// The rows that others have computed, into block.rows; all at once, since each trip to the host's memory takes longer than the
+// combination.
+__device__ __forceinline__ void load_others(const DownProblem& p, const DownPlan& plan, const DownBlock& block) {
+    for (int source = 0; source < kNumSources; source++) {
+        const int num_rows = block.list.pairs_of_side[source], first = first_row_of(block.list, source);
+        for (int i = threadIdx.x; i < num_rows * block.num_columns; i += static_cast<int>(blockDim.x)) {
+            const int row = small_quotient(i, block.num_columns), column = i - row * block.num_columns;
+            // Volatile: another processor wrote them while this kernel ran.
+            block.rows[(first + row) * plan.block_columns + column] = *static_cast<const volatile float*>(
+                p.posts[source].rows + static_cast<int64_t>(row) * p.down.rows + block.first_column + column);
+        }
+    }
+}
+
 __device__ __forceinline__ void combine(const DownProblem& p, const DownPlan& plan, const DownBlock& block) {
     const RoutedList& list = block.list;
     for (int i = threadIdx.x; i < p.num_rows * block.num_columns; i += static_cast<int>(blockDim.x)) {
         const int row = small_quotient(i, block.num_columns), column = i - row * block.num_columns;
         float sum = 0.0f;
         for (int pair = row * p.choice.top_k; pair < (row + 1) * p.choice.top_k; pair++) {
-            const int place = list.side_place[pair], side = list.experts[list.expert_of[pair]].side;
-            // Volatile: another processor wrote them while this kernel ran.
-            const float y = side == kCardSide
-                                ? block.rows[place * plan.block_columns + column]
-                                : *static_cast<const volatile float*>(
-                                      p.posts[side].rows + static_cast<int64_t>(place) * p.down.rows + block.first_column + column);
-            sum = quant::fma(list.weights[pair], y, sum);
+            const int at = first_row_of(list, list.experts[list.expert_of[pair]].side) + list.side_place[pair];
+            sum = quant::fma(list.weights[pair], block.rows[at * plan.block_columns + column], sum);
         }
         const int64_t at = static_cast<int64_t>(row) * p.down.rows + block.first_column + column;
         p.hidden[at] = quant::add(block.sums[row * plan.block_columns + column], sum);
@@ -97,6 +115,10 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     multiply_down(p, plan, block, pass, ring, items, fetches, p.num_rows * p.choice.top_k);
     if (lane == 0 && warp < kNumSources && list.num_of_side[warp] > 0) await_rows(p, warp);
     __syncthreads();
+    if (list.asks_others()) {
+        load_others(p, plan, block);
+        __syncthreads();
+    }
     if (p.leaves_room) device::launch_dependents();
     combine(p, plan, block);
 }

@@ -39,7 +39,7 @@ struct DownPlan {
     int32_t row_groups;     // of one such row
     uint32_t table;
     uint32_t sums;  // float [rows, block_columns]: the hidden rows before the addition
-    uint32_t rows;  // float [pairs, block_columns]: the card's rows
+    uint32_t rows;  // float [pairs, block_columns]: the card's rows, then those of others
     uint32_t held;  // input rows [held_pairs]; before them, the gates of all experts [rows, experts]
     uint32_t rings;
     uint32_t shared_bytes;

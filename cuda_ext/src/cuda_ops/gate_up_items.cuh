@@ -57,6 +57,10 @@ class GateUpItems {
                                        plan.num_blocks * rings.num_warps);
         __syncwarp();
     }
+    // The same items.
+    template <class Other>
+    __device__ __forceinline__ explicit GateUpItems(const GateUpItems<Other>& items)
+        : p_(items.p_), plan_(items.plan_), list_(items.list_), shared_(items.shared_), warp_(items.warp_) {}
 
     __device__ __forceinline__ bool fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
         const RowPairs pairs = at(item);
@@ -80,7 +84,22 @@ class GateUpItems {
         }
     }
 
+    // Every item; after ring.fetch().
+    __device__ __forceinline__ void run(StageRing& ring, int lane) const {
+        if constexpr (std::is_same_v<T, quant::EachType>) {
+            if (p_.gate.type == p_.up.type) {
+                quant::with_type(p_.gate.type,
+                                 [&]<class Own>() TANDEM_INLINE_BODY { ring.run(GateUpItems<Own>(*this), lane); });
+                return;
+            }
+        }
+        ring.run(*this, lane);
+    }
+
   private:
+    template <class>
+    friend class GateUpItems;
+
     __device__ __forceinline__ ShareOfExperts& share() const {
         return reinterpret_cast<ShareOfExperts*>(shared_ + plan_.shares)[warp_];
     }

@@ -1,8 +1,8 @@
 // Rows of experts that somebody else asks for: gate, up and down of one request's experts, from this card's slots or, where they
 // have just been taken out of those, from the arena in place.
 //
-// Two launches per request, which name no layer: the request does. So they can be enqueued before there is one. Bits: those of
-// gate_up_window and down_window.
+// Two launches per request, which name no layer: the request does. So they can be enqueued before there is one. Kernels of one row
+// do it all: what several rows want of one expert counts as so many experts. Bits: those of gate_up_window and down_window.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -14,12 +14,17 @@
 
 namespace tandem::cuda {
 
-// How one layer's experts are computed for others: both kernels' problems, for requests of up to so many rows, with their plans.
+// How one layer's experts are computed for others: what each kernel does, for requests of up to so many rows.
+template <class Problem, class Plan>
+struct Served {
+    Problem problem;
+    Plan plan;
+};
+using ServedGateUp = Served<GateUpProblem, GateUpPlan>;
+using ServedDown = Served<DownProblem, DownPlan>;
 struct ServedLayer {
-    GateUpProblem gate_up;
-    GateUpPlan gate_up_plan;
-    DownProblem down;
-    DownPlan down_plan;
+    ServedGateUp gate_up;
+    ServedDown down;
 };
 
 // On the card, zeroed at first.
@@ -41,6 +46,8 @@ struct ServeProblem {
     const ServedLayer* layers;  // on the card: [num_layers] for requests of one row, then as many for those of up to max_rows
     int32_t num_layers;
     int32_t max_rows;
+    int32_t max_experts;  // of a request
+    int32_t max_pairs;
     ServedState* state;
     ServedCounts* counts;
     int32_t gate_up_blocks;
@@ -77,7 +84,7 @@ struct RequestFetch {
 // Brings a request nearer. By a kernel, since the copy engine's queue may hold gigabytes for the slots.
 void fetch_request(const RequestFetch& fetch, cudaStream_t stream);
 
-// Answers request `number`, which the stream has waited for.
-void serve_window(const ServeProblem& problem, uint32_t number, cudaStream_t stream);
+// Answers request `number`, which the stream has waited for. `fetched`: right behind fetch_request.
+void serve_window(const ServeProblem& problem, uint32_t number, bool fetched, cudaStream_t stream);
 
 }  // namespace tandem::cuda

@@ -10,13 +10,15 @@
 namespace tandem::device {
 
 // `dependent`: programmatic dependent launch. The kernel may start while its predecessor in the stream still runs, and must
-// call wait_prerequisites() before it touches what that one writes.
+// call wait_prerequisites() before it touches what that one writes. `beside`: its blocks should find room on multiprocessors where
+// those of dependent launches run; they share one only where both want the same part of its memory to be shared.
 struct LaunchShape {
     dim3 grid;
     dim3 block;           // a multiple of 32 threads
     size_t shared_bytes;  // dynamic shared memory
     cudaStream_t stream;
     bool dependent = false;
+    bool beside = false;
 };
 
 constexpr size_t kSharedWithoutAsking = 48 * 1024;  // a kernel must ask for more
@@ -27,8 +29,7 @@ void launch(const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&
     if (shape.shared_bytes > kSharedWithoutAsking)
         CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shape.shared_bytes)));
-    // Blocks of two kernels share a multiprocessor only where both want the same part of its memory to be shared.
-    if (shape.dependent)
+    if (shape.dependent || shape.beside)
         CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared));
     cudaLaunchAttribute attribute = {};

@@ -178,16 +178,8 @@ struct EachType {};  // for one row, of any types, by a switch
 template <class T>
 constexpr bool kOneRow = !std::is_same_v<T, AnyType>;
 
-// All 32 lanes call together. With a type's own struct the only input row is the first of `input_rows`, and `type` is T.
-template <class T>
-__device__ __forceinline__ void dot_window_rows(Type type, const RowDots& p, int lane) {
-    if constexpr (std::is_same_v<T, AnyType>)
-        dot_rows(type, p, lane);
-    else if constexpr (is_float_type<T>)
-        dot_one_floats<T>(shared_dots(type, p, lane));
-    else
-        dot_one_blocks<T>(shared_dots(type, p, lane));
-}
+// Of a lambda in a kernel. Without it the compiler may make it a function, whose registers the kernel's launch bounds do not limit.
+#define TANDEM_INLINE_BODY __attribute__((always_inline))
 
 // act.operator()<T>() for the type.
 template <class Act>
@@ -199,6 +191,19 @@ __device__ __forceinline__ void with_type(Type type, const Act& act) {
         TANDEM_QUANT_TYPES(TANDEM_CASE)
 #undef TANDEM_CASE
     }
+}
+
+// All 32 lanes call together. But for AnyType the only input row is the first of `input_rows`. With a type's own struct `type` is T.
+template <class T>
+__device__ __forceinline__ void dot_window_rows(Type type, const RowDots& p, int lane) {
+    if constexpr (std::is_same_v<T, AnyType>)
+        dot_rows(type, p, lane);
+    else if constexpr (std::is_same_v<T, EachType>)
+        with_type(type, [&]<class Own>() TANDEM_INLINE_BODY { dot_window_rows<Own>(type, p, lane); });
+    else if constexpr (is_float_type<T>)
+        dot_one_floats<T>(shared_dots(type, p, lane));
+    else
+        dot_one_blocks<T>(shared_dots(type, p, lane));
 }
 
 // Instance<T>::kernel for the type. Host code. Names of instances differ from file to file: GCC does not tell apart those of
