@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from appliance.complaints import shown, wanted
 from appliance.errors import SettingsError
 from appliance.settings_sources import BLOCK, CONFIG_VARIABLE, from_command_line, from_environment, from_file
 
@@ -276,12 +277,11 @@ def _with_block(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _explain(error: ValidationError) -> SettingsError:
     first = error.errors(include_url=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
+    message = str(first["ctx"]["error"]) if first["type"] == "value_error" else f"it must be {wanted(first)}"
     if first["loc"] in ((), (BLOCK,)):
         return SettingsError(message)
     name = "_".join(str(part) for part in first["loc"][:2]) if first["loc"][0] == BLOCK else str(first["loc"][0])
-    wanted = message.replace("Input should be", "it must be").replace("a valid tuple", "a list").partition(", unable to parse")[0]
-    return SettingsError(f"{name} = {first['input']!r}: {wanted}", param=name)
+    return SettingsError(f"{name} = {shown(first['input'])}: {message}", param=name)
 
 
 def _as_written(error: SettingsError, spelled: Mapping[str, str]) -> SettingsError:

@@ -63,7 +63,7 @@ def test_a_plan_of_a_pair_says_when_the_settings_have_none() -> None:
         (("plan", "--card-memory-mib", "1"), {}, "card-memory-mib"),
         (("config", "print"), {"TANDEM_PROT": "1"}, "TANDEM_PORT"),
         (("config", "print", "--port", "0"), {}, "--port = '0'"),
-        (("config", "print", "--port", "abc"), {}, "--port = 'abc': it must be a valid integer"),
+        (("config", "print", "--port", "abc"), {}, "--port = 'abc': it must be a whole number"),
         (("plan",), {"TANDEM_CARD_MEMORY_MIB": "1"}, "raise TANDEM_CARD_MEMORY_MIB to"),
         (("config", "print", "--prot", "1"), {}, "no such option: --prot (Possible options: --host, --port"),
         (("config", "print", "--port"), {}, "'--port' requires an argument"),

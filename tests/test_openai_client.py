@@ -244,7 +244,7 @@ def test_harmless_fields_are_ignored_and_misspelt_ones_are_named(client: openai.
         ({"stop": [""]}, "stop"),
         ({"stop": list("abcdefghijklmnopq")}, "stop"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
     ],

@@ -37,8 +37,10 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ({"TANDEM_PROT": "1"}, ["TANDEM_PROT", "TANDEM_PORT"]),
         ({"TANDEM_PORT": "70000"}, ["TANDEM_PORT = '70000'", "65535"]),
         ({"TANDEM_DRAIN_S": "inf"}, ["TANDEM_DRAIN_S", "inf", "finite"]),
-        ({"TANDEM_DRAIN_S": "1e10"}, ["TANDEM_DRAIN_S", "less than or equal to 1000000000"]),
+        ({"TANDEM_DRAIN_S": "1e10"}, ["TANDEM_DRAIN_S", "it must be at most 1000000000"]),
         ({"TANDEM_REQUEST_TIMEOUT_S": "1e400"}, ["TANDEM_REQUEST_TIMEOUT_S", "finite"]),
+        ({"TANDEM_ISA": "sse"}, ["TANDEM_ISA = 'sse': it must be 'auto', 'portable', 'avx2' or 'avx512'"]),
+        ({"TANDEM_ELASTIC_ENABLED": "maybe"}, ["TANDEM_ELASTIC_ENABLED = 'maybe': it must be true or false"]),
         ({"TANDEM_CARDS": "tpu:0"}, ["tpu:0", "host:N"]),
         ({"TANDEM_CARDS": "host:0,cuda:0"}, ["mixes"]),
         ({"TANDEM_CONTEXT": "100", "TANDEM_CHUNK": "200"}, ["TANDEM_CHUNK = 200", "TANDEM_CONTEXT = 100"]),
@@ -87,7 +89,13 @@ def test_a_setting_is_named_as_the_one_who_is_obeyed_wrote_it(tmp_path: Path) ->
     assert settings.as_written("port = 1003, chunk = 32, elastic_hold_s and shm_dir, but no port, max_queue or /etc/shm_dir/x") == (
         f"--port = 1003, TANDEM_CHUNK = 32, elastic.hold_s ({file}) and shm_dir ({file}), but no port, max_queue or /etc/shm_dir/x"
     )
-    for wrong, named in (("shm_dir: {a: 1}", f"shm_dir ({file}) = "), ("elastic: {enabled: x}", f"elastic.enabled ({file}) = 'x': ")):
+    for wrong, named in (
+        ("shm_dir: {a: 1}", f"shm_dir ({file}) = an object: it must be a path"),
+        ("allowed_hosts: 5", f"allowed_hosts ({file}) = 5: it must be a list"),
+        ("allowed_hosts: [5]", f"allowed_hosts ({file}) = 5: it must be a string"),
+        ("port:", f"port ({file}) = null: it must be a whole number"),
+        ("elastic: {enabled: x}", f"elastic.enabled ({file}) = 'x': it must be true or false"),
+    ):
         file.write_text(f"{wrong}\n")
         with pytest.raises(SettingsError) as caught:
             load_settings(environment={}, config=file)
@@ -112,7 +120,7 @@ def test_the_elastic_block_is_one_mapping_in_the_file_and_flat_elsewhere(tmp_pat
         ({"TANDEM_ELASTIC_HOLD_THREADS": "4", "TANDEM_POOL_THREADS": "4"}, "TANDEM_ELASTIC_HOLD_THREADS = 4 leaves the lead none"),
         ({"TANDEM_ELASTIC_HOLD_S": "-1"}, "TANDEM_ELASTIC_HOLD_S = '-1'"),
         ({"TANDEM_ELASTIC_HOLD_S": "inf"}, "TANDEM_ELASTIC_HOLD_S = 'inf'"),
-        ({"TANDEM_ELASTIC_WAKE_LIMIT_S": "0.001"}, "greater than or equal to 1"),
+        ({"TANDEM_ELASTIC_WAKE_LIMIT_S": "0.001"}, "it must be at least 1"),
         ({"TANDEM_ELASTIC_HOLD": "1"}, "did you mean TANDEM_ELASTIC_HOLD_S"),
     ],
 )
