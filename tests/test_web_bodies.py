@@ -270,6 +270,11 @@ def test_a_whole_number_may_have_a_point(client: Client, route: str) -> None:
     assert client.post("/detokenize", json={"tokens": [97.0]}).get_json()["content"] == "a"
 
 
+def test_a_template_may_have_a_variable_of_any_name(client: Client) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"service": 1, "variables": 2, "begun": 3}}
+    assert client.post(CHAT, json=body).status_code == 503
+
+
 def test_a_part_of_a_message_that_has_no_text_is_not_blamed_for_its_type(client: Client) -> None:
     message = refused(client, CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]})["message"]
     assert message == "a message has a part of type 'text' whose text is no string; send the text there"

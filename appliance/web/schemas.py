@@ -17,6 +17,7 @@ from pydantic.types import Strict
 
 from appliance.complaints import shown
 from appliance.errors import RequestError
+from appliance.text.reply import begun_call
 
 MAX_STOPS = 16
 MAX_PROMPTS = 16
@@ -271,6 +272,21 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    name: str
+
+
+class FunctionChoice(BaseModel):
+    """The tool that the answer has to call."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ChatBody(AnswerBody):
     """`POST /v1/chat/completions`."""
 
@@ -279,17 +295,19 @@ class ChatBody(AnswerBody):
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = Field(None, description="Needs logprobs.")
     tools: ListOf[dict[str, Any]] = Field([], description="Shown to the model if its chat template knows tools.")
-    tool_choice: Any = Field("auto", description="`auto` or `none`.")
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice = Field(
+        "auto", description="`required`, or a function: the call is begun for the model, which writes the rest."
+    )
     reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
     chat_template_kwargs: TemplateVariables = Field({}, description="Extension. Handed to the chat template.")
     add_generation_prompt: bool = Field(True, description="Extension.")
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _tool_choice(cls, value: Any) -> Any:
-        if value not in ("auto", "none"):
-            raise RequestError("tool_choice can be auto or none; the model cannot be made to call a tool yet", param="tool_choice")
-        return value
+    @property
+    def begun(self) -> str:
+        """How the answer begins if it has to call a tool, else nothing."""
+        if isinstance(self.tool_choice, FunctionChoice):
+            return begun_call(self.tool_choice.function.name)
+        return begun_call(None) if self.tool_choice == "required" else ""
 
     @model_validator(mode="after")
     def _together(self) -> ChatBody:
@@ -297,7 +315,25 @@ class ChatBody(AnswerBody):
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
+        self._check_choice()
         return self
+
+    def _check_choice(self) -> None:
+        if self.begun and not self.add_generation_prompt:
+            raise RequestError(
+                "tool_choice: a call cannot be demanded with add_generation_prompt: false; leave that out", param="tool_choice"
+            )
+        names = {name for tool in self.tools if isinstance(name := _function_of(tool).get("name"), str)}
+        if isinstance(self.tool_choice, FunctionChoice):
+            check_demanded_tool("tool_choice.function.name", self.tool_choice.function.name, names)
+        elif self.tool_choice == "required":
+            check_demanded_tool(None, None, names)
+
+
+def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Some clients leave the wrapping out, as templates do too."""
+    function = tool.get("function", tool)
+    return function if isinstance(function, dict) else {}
 
 
 class TokenizeBody(Body):
