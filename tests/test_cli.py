@@ -30,6 +30,7 @@ def test_every_setting_is_an_option(command: tuple[str, ...]) -> None:
     for name in setting_fields():
         if name != "model":
             assert f"--{name.replace('_', '-')} " in text, name
+    assert "None" not in text
 
 
 def test_config_print_writes_what_config_reads(tmp_path: Path) -> None:
