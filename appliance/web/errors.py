@@ -18,6 +18,7 @@ from flask import Flask, Response, jsonify, request
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.http import HTTP_STATUS_CODES
 from werkzeug.wrappers import Response as BaseResponse
 
 from appliance import errors
@@ -26,6 +27,9 @@ from appliance.web import request_api
 from appliance.web.request_api import Api, api_of, request_id
 
 log = structlog.get_logger(__name__)
+
+HTTP_STATUS_CODES[529] = "Overloaded"
+"""Anthropic's; HTTP itself has no words for it."""
 
 
 @dataclass(frozen=True, slots=True)
