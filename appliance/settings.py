@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from appliance.browser_names import HostName, Origin
 from appliance.complaints import shown, wanted
 from appliance.errors import SettingsError
 from appliance.settings_sources import BLOCK, CONFIG_VARIABLE, from_command_line, from_environment, from_file
@@ -60,6 +61,10 @@ class Elastic(BaseModel):
         if self.enabled and not self.peer and not self.link:
             raise ValueError(
                 "elastic_enabled without elastic_peer and elastic_link would only make the helper sleep; set one of them otherwise"
+            )
+        if self.enabled and not self.link and self.link_threads != Elastic.model_fields["link_threads"].default:
+            raise ValueError(
+                f"elastic_link_threads = {self.link_threads} has no effect while elastic_link is off; set that to true or leave this out"
             )
         return self
 
@@ -130,10 +135,10 @@ class Settings(BaseModel):
     keepalive_s: float = Field(0.8, gt=0, le=30, description="Longest silence on a stream before a comment is sent.")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
     api_key_file: Path | None = Field(None, description="File with one API key per line. Left out: no key is asked for.")
-    allowed_hosts: tuple[str, ...] = Field(
+    allowed_hosts: tuple[HostName, ...] = Field(
         (), description="Accepted Host headers beside localhost and the address listened on; * accepts all."
     )
-    cors_origins: tuple[str, ...] = Field((), description="Origins that browsers may call the API from. Empty: none but our own.")
+    cors_origins: tuple[Origin, ...] = Field((), description="Origins that browsers may call the API from. Empty: none but our own.")
     drain_s: float = Field(30.0, ge=0, le=LONGEST_S, description="After SIGTERM, how long running answers may go on.")
 
     shm_dir: Path = Field(Path("/dev/shm"), description="Where the arena lies.")
@@ -191,8 +196,17 @@ class Settings(BaseModel):
     def _together(self) -> Settings:
         if self.context is not None and self.chunk is not None and self.chunk > self.context:
             raise ValueError(f"chunk = {self.chunk} is larger than context = {self.context}; lower it")
+        self._check_lengths()
+        if self.peer_check == "require" and self.cards != "auto" and sum(card.startswith("cuda") for card in parse_cards(self.cards)) < 2:
+            raise ValueError(f"peer_check = require needs two GPUs to try, but cards = {self.cards}; name two, or set peer_check to warn")
         self._check_elastic()
         return self
+
+    def _check_lengths(self) -> None:
+        """The default may be larger: it stands in every file that `config print` writes."""
+        length, limit = self.default_max_tokens, self.max_tokens_limit
+        if limit is not None and length > limit and length != Settings.model_fields["default_max_tokens"].default:
+            raise ValueError(f"default_max_tokens = {length} is larger than max_tokens_limit = {limit}, which cuts it; lower it")
 
     def _check_elastic(self) -> None:
         if not self.elastic.enabled:

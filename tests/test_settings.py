@@ -1,5 +1,6 @@
 """Settings: three sources, one model, and errors that name what is wrong."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
     ("environment", "words"),
     [
         ({"TANDEM_PROT": "1"}, ["TANDEM_PROT", "TANDEM_PORT"]),
+        ({"TANDEM_ELASTIC": "true"}, ["TANDEM_ELASTIC is not a setting; did you mean TANDEM_ELASTIC_ENABLED?"]),
         ({"TANDEM_PORT": "70000"}, ["TANDEM_PORT = '70000'", "65535"]),
         ({"TANDEM_DRAIN_S": "inf"}, ["TANDEM_DRAIN_S", "inf", "finite"]),
         ({"TANDEM_DRAIN_S": "1e10"}, ["TANDEM_DRAIN_S", "it must be at most 1000000000"]),
@@ -44,6 +46,15 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ({"TANDEM_CARDS": "tpu:0"}, ["tpu:0", "host:N"]),
         ({"TANDEM_CARDS": "host:0,cuda:0"}, ["mixes"]),
         ({"TANDEM_CONTEXT": "100", "TANDEM_CHUNK": "200"}, ["TANDEM_CHUNK = 200", "TANDEM_CONTEXT = 100"]),
+        (
+            {"TANDEM_DEFAULT_MAX_TOKENS": "200", "TANDEM_MAX_TOKENS_LIMIT": "100"},
+            ["TANDEM_DEFAULT_MAX_TOKENS = 200 is larger than TANDEM_MAX_TOKENS_LIMIT = 100"],
+        ),
+        (
+            {"TANDEM_PEER_CHECK": "require", "TANDEM_CARDS": "host:0,host:1"},
+            ["TANDEM_PEER_CHECK = require needs two GPUs to try, but TANDEM_CARDS = host:0,host:1"],
+        ),
+        ({"TANDEM_PEER_CHECK": "require", "TANDEM_CARDS": "cuda:0"}, ["needs two GPUs to try, but TANDEM_CARDS = cuda:0"]),
         ({"TANDEM_CONFIG": "/does/not/exist.yaml"}, ["/does/not/exist.yaml"]),
     ],
 )
@@ -60,6 +71,46 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(SettingsError, match=r"tandem\.yaml"):
         load_settings(environment={}, config=file)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"port: [\nx: 1\n", "is not valid YAML at line 3 column 1, in what begins at line 1 column 7; look at indentation"),
+        (b"port: 1\n\tx: 2\n", "is not valid YAML at line 2 column 1; look at indentation (spaces, no tabs)"),
+        (b"a: \x01\n", "is not valid YAML; look at"),
+        (b"a: \xff\n", "is no text in UTF-8; save it as that"),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_told_where_in_words_of_ours(tmp_path: Path, content: bytes, sentence: str) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_bytes(content)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environment={}, config=file)
+    assert f"{file} {sentence}" in caught.value.message
+    assert "<" not in caught.value.message
+
+
+def test_a_limit_below_the_default_length_needs_no_word_on_that() -> None:
+    settings = load_settings({"max_tokens_limit": 100}, environment={})
+    assert load_settings(settings.model_dump(exclude={"elastic"}), environment={}).max_tokens_limit == 100
+
+
+ORIGINS = ["*", "null", "http://lab.example", "https://lab.example:8443", "http://127.0.0.1:3000", "http://[::1]:8080", "app://x"]
+NO_ORIGINS = ["lab.example", "https://lab.example/", "https://lab.example/app", "https://Lab.example", "https://*.example", "http://a:80"]
+HOSTS = ["*", "lab.example", "LAB.example.", "lab.example:8080", "10.0.0.7", "fd00::7", "[fd00::7]:8080", "tandem_1"]
+NO_HOSTS = ["https://lab.example", "lab.example/app", "*.example", "lab example", "lab.example:http", "a:1:2/"]
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), [("cors_origins", ORIGINS, NO_ORIGINS), ("allowed_hosts", HOSTS, NO_HOSTS)])
+def test_what_no_browser_sends_is_refused(name: str, good: list[str], bad: list[str]) -> None:
+    pattern = Settings.model_json_schema()["properties"][name]["items"]["pattern"]
+    assert getattr(load_settings({name: good}, environment={}), name) == tuple(good)
+    assert all(re.fullmatch(pattern, value) for value in good)
+    for value in bad:
+        with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} = '{re.escape(value)}': it can never match; write "):
+            load_settings({name: ["*", value]}, environment={})
+        assert value == "http://a:80" or not re.fullmatch(pattern, value)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +168,7 @@ def test_the_elastic_block_is_one_mapping_in_the_file_and_flat_elsewhere(tmp_pat
         ({"TANDEM_CARDS": "host:0"}, "TANDEM_ELASTIC_ENABLED needs two cards, but TANDEM_CARDS = host:0"),
         ({"TANDEM_SLOTS": "0"}, "TANDEM_ELASTIC_ENABLED needs expert slots to share, but TANDEM_SLOTS = 0"),
         ({"TANDEM_ELASTIC_PEER": "0", "TANDEM_ELASTIC_LINK": "0"}, "without TANDEM_ELASTIC_PEER and TANDEM_ELASTIC_LINK"),
+        ({"TANDEM_ELASTIC_LINK": "0", "TANDEM_ELASTIC_LINK_THREADS": "4"}, "TANDEM_ELASTIC_LINK_THREADS = 4 has no effect while TANDEM_EL"),
         ({"TANDEM_ELASTIC_HOLD_THREADS": "4", "TANDEM_POOL_THREADS": "4"}, "TANDEM_ELASTIC_HOLD_THREADS = 4 leaves the lead none"),
         ({"TANDEM_ELASTIC_HOLD_S": "-1"}, "TANDEM_ELASTIC_HOLD_S = '-1'"),
         ({"TANDEM_ELASTIC_HOLD_S": "inf"}, "TANDEM_ELASTIC_HOLD_S = 'inf'"),
