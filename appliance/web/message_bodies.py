@@ -166,7 +166,7 @@ class ToolChoice(Part):
 
 class Thinking(Part):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Count | None = Field(default=None, description="Accepted; only max_tokens is a limit.")
+    budget_tokens: Count | None = Field(default=None, description="The thoughts end after so many tokens.")
 
 
 class OutputConfig(Part):

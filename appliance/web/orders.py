@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from appliance.errors import ContextLengthError, RequestError
-from appliance.protocol import Generate, Sampling
+from appliance.protocol import Generate, Sampling, ThinkingLimit
+from appliance.text.reply import thinking_tokens
 from appliance.web.generation import Order
-from appliance.web.message_bodies import MessagesBody
+from appliance.web.message_bodies import MessagesBody, Thinking
+from appliance.web.message_prompt import MessagePrompt
 from appliance.web.schemas import AnswerBody, ChatBody, ChatMessage, CompletionBody
 from appliance.web.service import Service
 
@@ -52,10 +54,20 @@ def completion_orders(service: Service, body: CompletionBody, request_id: str) -
     return _orders(service, body, prompts, request_id, body.logprobs, body.max_tokens)
 
 
-def message_orders(service: Service, body: MessagesBody, prompt: list[int], message_id: str) -> list[Order]:
+def message_orders(service: Service, body: MessagesBody, prompt: MessagePrompt, message_id: str) -> list[Order]:
     """The one order of a message."""
-    _check_prompt(service, prompt, "messages")
-    return _orders(service, body.answer(), [prompt], message_id, None, body.max_tokens)
+    _check_prompt(service, prompt.ids, "messages")
+    (order,) = _orders(service, body.answer(), [prompt.ids], message_id, None, body.max_tokens)
+    generate = order.generate.model_copy(update={"thinking": _thinking_limit(service, body.thinking, prompt)})
+    return [Order(generate, order.stops)]
+
+
+def _thinking_limit(service: Service, thinking: Thinking, prompt: MessagePrompt) -> ThinkingLimit | None:
+    tokens = thinking_tokens(service.tokenizer)
+    if tokens is None or thinking.budget_tokens is None or thinking.type == "disabled":
+        return None
+    begin, end = tokens
+    return ThinkingLimit(max_tokens=thinking.budget_tokens, begin=None if prompt.in_reasoning else begin, end=end)
 
 
 def _orders(
