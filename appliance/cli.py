@@ -20,9 +20,10 @@ import typer
 import yaml
 from pydantic.fields import FieldInfo
 from rich.console import Console
+from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
-from appliance.errors import TandemError
+from appliance.errors import SettingsError, TandemError
 from appliance.settings import Settings, load_settings, setting_fields
 from appliance.sources.progress_log import ProgressLog
 from appliance.sources.resolve import resolve_model
@@ -48,6 +49,17 @@ def main() -> None:
         sentence = " ".join(error.format_message().rstrip(".").split())
         print(f"tandem: {sentence[0].lower()}{sentence[1:]}; --help lists what there is", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+class _Command(TyperCommand):
+    """Refuses an option that is given twice: one of the two would be lost without a word."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        twice = next((parameter.opts[0] for parameter in given if given.count(parameter) > 1), None)
+        if twice is not None:
+            raise SettingsError(f"{twice} is given twice; leave one out")
+        return super().parse_args(ctx, args)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -100,7 +112,7 @@ def _metavar(field: FieldInfo) -> str:
     return {int: "INTEGER", float: "FLOAT", Path: "PATH"}.get(members[0], "TEXT") if len(members) == 1 else "TEXT"
 
 
-@app.command()
+@app.command(cls=_Command)
 @with_settings
 def serve(settings: Settings) -> None:
     """Load a model and serve it over HTTP."""
@@ -109,7 +121,7 @@ def serve(settings: Settings) -> None:
     sys.exit(run_server(settings))
 
 
-@app.command()
+@app.command(cls=_Command)
 @with_settings
 def fetch(settings: Settings) -> None:
     """Get a model from a hub and check it, without serving it; prints its path. A local file is checked too."""
@@ -122,7 +134,7 @@ def fetch(settings: Settings) -> None:
     print(model)
 
 
-@app.command()
+@app.command(cls=_Command)
 @with_settings
 def plan(
     settings: Settings,
@@ -143,7 +155,7 @@ def plan(
         print("", render_pair(result), sep="\n")
 
 
-@app.command()
+@app.command(cls=_Command)
 @with_settings
 def bench(
     settings: Settings,
@@ -166,7 +178,7 @@ def _resolved(settings: Settings) -> Settings:
     return resolve_model(settings, None if sys.stderr.isatty() else ProgressLog().show)  # the terminal has a line of its own
 
 
-@config_app.command("print")
+@config_app.command("print", cls=_Command)
 @with_settings
 def config_print(settings: Settings) -> None:
     """Print the merged settings as YAML that `--config` accepts."""

@@ -144,11 +144,11 @@ def _is_folder(path: Path) -> bool:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise ModelError(f"there is no file {path}; name a GGUF file, one of its shards or their folder") from None
+        raise ModelError(f"model = {path}: there is no such file; name a GGUF file, one of its shards or their folder") from None
     except OSError as error:
-        raise ModelError(f"cannot look at {path}: {error.strerror}") from None
+        raise ModelError(f"model = {path}: it cannot be looked at: {error.strerror}") from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise ModelError(f"{path} is neither a file nor a folder; name a GGUF file, one of its shards or their folder")
+        raise ModelError(f"model = {path} is neither a file nor a folder; name a GGUF file, one of its shards or their folder")
     return stat.S_ISDIR(mode)
 
 

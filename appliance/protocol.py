@@ -94,6 +94,16 @@ class Sampling(Message):
     """The same seed, prompt and settings give the same tokens."""
 
 
+class ThinkingLimit(Message):
+    """When the thoughts in front of an answer have to end."""
+
+    max_tokens: int = Field(ge=1)
+    begin: int | None = Field(default=None, ge=0)
+    """The token that begins them, if the answer's first one does. None: they have begun in the prompt."""
+    end: int = Field(ge=0)
+    """The token that ends them, which is taken when they have had their tokens."""
+
+
 class Generate(Message):
     """`GEN`: continue a prompt. Token ids in, token ids out; text lives in the web process."""
 
@@ -109,6 +119,8 @@ class Generate(Message):
     """None: no log-probabilities. N: the chosen token's, and those of the N likeliest."""
     deadline_s: float | None = Field(default=None, gt=0)
     """Wall-clock limit of the whole generation; over it the answer ends with reason `length`."""
+    thinking: ThinkingLimit | None = None
+    """None: thoughts may be as long as the answer."""
 
 
 class TokenLogprobs(Message):

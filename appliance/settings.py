@@ -16,6 +16,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from appliance.browser_names import HostName, Origin
+from appliance.complaints import shown, wanted
 from appliance.errors import SettingsError
 from appliance.settings_sources import BLOCK, CONFIG_VARIABLE, from_command_line, from_environment, from_file
 
@@ -43,7 +45,7 @@ class Elastic(BaseModel):
         None,
         ge=0,
         le=1023,
-        description="Threads of the lead's pool that sit out while the helper is awake. None: as many as the helper has.",
+        description="Threads of the lead's pool that sit out while the helper is awake. Left out: as many as the helper has.",
     )
     peer_hot_ratio: float = Field(
         0.5,
@@ -60,6 +62,10 @@ class Elastic(BaseModel):
             raise ValueError(
                 "elastic_enabled without elastic_peer and elastic_link would only make the helper sleep; set one of them otherwise"
             )
+        if self.enabled and not self.link and self.link_threads != Elastic.model_fields["link_threads"].default:
+            raise ValueError(
+                f"elastic_link_threads = {self.link_threads} has no effect while elastic_link is off; set that to true or leave this out"
+            )
         return self
 
 
@@ -70,9 +76,9 @@ class Settings(BaseModel):
 
     model: Path | None = Field(
         None,
-        description="GGUF file, shard of a split model, folder with one, folder:QUANT, or hf://owner/repo:QUANT. None: the demo model.",
+        description="GGUF file, shard of a split model, folder with one, folder:QUANT, or hf://owner/repo:QUANT. Left out: the demo model.",
     )
-    model_name: str | None = Field(None, description="Name in the API. None: the file's own name.")
+    model_name: str | None = Field(None, description="Name in the API. Left out: the file's own name.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=1, le=65535, description="TCP port to listen on.")
     url_prefix: str = Field("", description="Path prefix behind a proxy, such as /notebook/me. X-Forwarded-Prefix is obeyed too.")
@@ -85,25 +91,27 @@ class Settings(BaseModel):
         "warn", description="What to do if two GPUs do not reach each other directly: refuse to start, say so, or do not look."
     )
     context: int | None = Field(
-        None, ge=16, description="Tokens of prompt and answer together, per lane. None: the model's own, at most 8192."
+        None, ge=16, description="Tokens of prompt and answer together, per lane. Left out: the model's own, at most 8192."
     )
-    chunk: int | None = Field(None, ge=8, le=8192, description="Prompt tokens computed in one go. None: 2048 on GPUs, 512 on host cards.")
+    chunk: int | None = Field(
+        None, ge=8, le=8192, description="Prompt tokens computed in one go. Left out: 2048 on GPUs, 512 on host cards."
+    )
     kv_type: Literal["f16", "f32"] = Field("f16", description="Type of the key/value cache.")
-    slots: int | None = Field(None, ge=0, description="Expert slots per card. None: what the card's memory allows.")
+    slots: int | None = Field(None, ge=0, description="Expert slots per card. Left out: what the card's memory allows.")
     card_memory_mib: int | None = Field(
         None,
         ge=1,
-        description="Memory that a card may use, in MiB. None: what is free; for host cards a share of the limit of this container.",
+        description="Memory that a card may use, in MiB. Left out: what is free; for host cards a share of the limit of this container.",
     )
     pool_threads: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Threads of each engine's host pool. None: the usable cores divided by the lanes; a pair's lead has them all.",
+        description="Threads of each engine's host pool. Left out: the usable cores divided by the lanes; a pair's lead has them all.",
     )
     max_swaps: int = Field(4, ge=0, description="Experts that may be swapped between two windows; 0 turns swapping off.")
     profile: Path | None = Field(
-        None, description="Profile that fills the expert caches at start. None: the one learned here before, if any."
+        None, description="Profile that fills the expert caches at start. Left out: the one learned here before, if any."
     )
     isa: Literal["auto", "portable", "avx2", "avx512"] = Field(
         "auto", description="Instruction set of the host kernels. All give the same bits."
@@ -115,29 +123,29 @@ class Settings(BaseModel):
     parked_mib: int | None = Field(
         None,
         ge=0,
-        description="Shared memory for conversations that lanes had to leave, in MiB. None: four contexts if elastic_enabled, else 0.",
+        description="Shared memory for conversations that lanes had to leave, in MiB. Left out: four contexts if elastic_enabled, else 0.",
     )
 
     max_queue: int = Field(64, ge=0, description="Requests that may wait; more get 429.")
     default_max_tokens: int = Field(4096, ge=1, description="Length of an answer whose request names none.")
-    max_tokens_limit: int | None = Field(None, ge=1, description="Hard cap on the length of any answer. None: the context.")
+    max_tokens_limit: int | None = Field(None, ge=1, description="Hard cap on the length of any answer. Left out: the context.")
     request_timeout_s: float = Field(
         3600.0, gt=0, le=LONGEST_S, description="Wall-clock cap of one answer; over it, it ends with finish_reason length."
     )
     keepalive_s: float = Field(0.8, gt=0, le=30, description="Longest silence on a stream before a comment is sent.")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
-    api_key_file: Path | None = Field(None, description="File with one API key per line. None: no key is asked for.")
-    allowed_hosts: tuple[str, ...] = Field(
+    api_key_file: Path | None = Field(None, description="File with one API key per line. Left out: no key is asked for.")
+    allowed_hosts: tuple[HostName, ...] = Field(
         (), description="Accepted Host headers beside localhost and the address listened on; * accepts all."
     )
-    cors_origins: tuple[str, ...] = Field((), description="Origins that browsers may call the API from. Empty: none but our own.")
+    cors_origins: tuple[Origin, ...] = Field((), description="Origins that browsers may call the API from. Empty: none but our own.")
     drain_s: float = Field(30.0, ge=0, le=LONGEST_S, description="After SIGTERM, how long running answers may go on.")
 
     shm_dir: Path = Field(Path("/dev/shm"), description="Where the arena lies.")
-    state_dir: Path | None = Field(None, description="Where learned profiles lie. None: ~/.local/state/tandem.")
-    models_dir: Path | None = Field(None, description="Where models from the hub are kept. None: ~/.cache/tandem/models.")
+    state_dir: Path | None = Field(None, description="Where learned profiles lie. Left out: ~/.local/state/tandem.")
+    models_dir: Path | None = Field(None, description="Where models from the hub are kept. Left out: ~/.cache/tandem/models.")
     hub_url: str = Field("https://huggingface.co", description="The hub that hf:// stands for; a mirror's address works too.")
-    hub_token_file: Path | None = Field(None, description="File with the access token for the hub. None: no token.")
+    hub_token_file: Path | None = Field(None, description="File with the access token for the hub. Left out: no token.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe message that is logged.")
     log_format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, JSON elsewhere.")
 
@@ -188,8 +196,17 @@ class Settings(BaseModel):
     def _together(self) -> Settings:
         if self.context is not None and self.chunk is not None and self.chunk > self.context:
             raise ValueError(f"chunk = {self.chunk} is larger than context = {self.context}; lower it")
+        self._check_lengths()
+        if self.peer_check == "require" and self.cards != "auto" and sum(card.startswith("cuda") for card in parse_cards(self.cards)) < 2:
+            raise ValueError(f"peer_check = require needs two GPUs to try, but cards = {self.cards}; name two, or set peer_check to warn")
         self._check_elastic()
         return self
+
+    def _check_lengths(self) -> None:
+        """The default may be larger: it stands in every file that `config print` writes."""
+        length, limit = self.default_max_tokens, self.max_tokens_limit
+        if limit is not None and length > limit and length != Settings.model_fields["default_max_tokens"].default:
+            raise ValueError(f"default_max_tokens = {length} is larger than max_tokens_limit = {limit}, which cuts it; lower it")
 
     def _check_elastic(self) -> None:
         if not self.elastic.enabled:
@@ -276,12 +293,11 @@ def _with_block(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _explain(error: ValidationError) -> SettingsError:
     first = error.errors(include_url=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
+    message = str(first["ctx"]["error"]) if first["type"] == "value_error" else f"it must be {wanted(first)}"
     if first["loc"] in ((), (BLOCK,)):
         return SettingsError(message)
     name = "_".join(str(part) for part in first["loc"][:2]) if first["loc"][0] == BLOCK else str(first["loc"][0])
-    wanted = message.replace("Input should be", "it must be").replace("a valid tuple", "a list").partition(", unable to parse")[0]
-    return SettingsError(f"{name} = {first['input']!r}: {wanted}", param=name)
+    return SettingsError(f"{name} = {shown(first['input'])}: {message}", param=name)
 
 
 def _as_written(error: SettingsError, spelled: Mapping[str, str]) -> SettingsError:

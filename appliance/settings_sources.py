@@ -84,11 +84,23 @@ def _read_yaml(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
         root, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except OSError as error:
         raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"the settings file {path} is no text in UTF-8; save it as that") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(
+            f"{path} is not valid YAML{_place(error)}; look at indentation (spaces, no tabs), brackets and quotes"
+        ) from None
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{path} must hold a mapping of settings, not a {type(content).__name__}")
     return root, content or {}
+
+
+def _place(error: yaml.YAMLError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return ""
+    begin, end = error.context_mark, error.problem_mark
+    inside = "" if begin is None else f", in what begins at line {begin.line + 1} column {begin.column + 1}"
+    return f" at line {end.line + 1} column {end.column + 1}{inside}"
 
 
 def _block_of(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,12 +129,12 @@ def _check_once(path: Path, keys: Sequence[_Key]) -> None:
 
 
 def _option(name: str) -> str:
-    return "model" if name == "model" else f"--{name.replace('_', '-')}"
+    return "argument MODEL" if name == "model" else f"--{name.replace('_', '-')}"
 
 
 def _check_name(name: str, where: str, spelled: Mapping[str, str]) -> None:
     if name in spelled:
         return
-    close = difflib.get_close_matches(name, spelled, n=1)
+    close = [f"{BLOCK}_enabled"] if name == BLOCK else difflib.get_close_matches(name, spelled, n=1)
     hint = f"; did you mean {spelled[close[0]]}?" if close else "; docs/settings.md lists them all"
     raise SettingsError(f"{where} is not a setting{hint}", param=name)

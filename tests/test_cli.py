@@ -30,6 +30,7 @@ def test_every_setting_is_an_option(command: tuple[str, ...]) -> None:
     for name in setting_fields():
         if name != "model":
             assert f"--{name.replace('_', '-')} " in text, name
+    assert "None" not in text
 
 
 def test_config_print_writes_what_config_reads(tmp_path: Path) -> None:
@@ -57,14 +58,18 @@ def test_a_plan_of_a_pair_says_when_the_settings_have_none() -> None:
 @pytest.mark.parametrize(
     ("words", "variables", "expected"),
     [
-        (("plan", "missing.gguf"), {}, "missing.gguf"),
+        (("plan", "missing.gguf"), {}, "argument MODEL = missing.gguf: there is no such file"),
+        (("plan",), {"TANDEM_MODEL": "missing.gguf"}, "TANDEM_MODEL = missing.gguf: there is no such file"),
         (("plan", "--cards", "cuda:0"), {}, "cuda:0"),
         (("plan", "--context", "999999999"), {}, "999999999"),
         (("plan", "--card-memory-mib", "1"), {}, "card-memory-mib"),
         (("config", "print"), {"TANDEM_PROT": "1"}, "TANDEM_PORT"),
         (("config", "print", "--port", "0"), {}, "--port = '0'"),
-        (("config", "print", "--port", "abc"), {}, "--port = 'abc': it must be a valid integer"),
+        (("config", "print", "--port", "abc"), {}, "--port = 'abc': it must be a whole number"),
         (("plan",), {"TANDEM_CARD_MEMORY_MIB": "1"}, "raise TANDEM_CARD_MEMORY_MIB to"),
+        (("config", "print", "--port", "1", "--port", "2"), {}, "--port is given twice; leave one out"),
+        (("plan", "--config", "a", "--config", "b"), {}, "--config is given twice; leave one out"),
+        (("bench", "--tokens", "4", "--tokens", "4"), {}, "--tokens is given twice; leave one out"),
         (("config", "print", "--prot", "1"), {}, "no such option: --prot (Possible options: --host, --port"),
         (("config", "print", "--port"), {}, "'--port' requires an argument"),
         (("confic",), {}, "no such command 'confic'"),

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 import pytest
+import structlog
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -337,6 +338,18 @@ def test_the_second_request_wakes_the_helper_in_the_order_that_memory_needs() ->
     rig.answer_all()
     assert rig.lines_since(mark)[3:] == [("helper", "LINK_SERVE 1"), ("lead", "LINK_SERVE 1")]
     assert rig.phase is PairPhase.AWAKE
+
+
+def test_the_log_says_that_the_helper_is_awake_when_it_is() -> None:
+    rig = settled()
+    with structlog.testing.capture_logs() as logged:
+        rig.submit("a")
+        rig.submit("b")
+        assert [entry["event"] for entry in logged] == ["waking the helper"]
+        rig.pass_time(1.0)
+        rig.answer_all()
+    (awake,) = [entry for entry in logged if entry["event"] == "the helper is awake"]
+    assert awake["wake_s"] == 1.0
 
 
 def test_when_two_are_no_longer_there_the_helper_falls_asleep_after_a_while() -> None:

@@ -181,6 +181,27 @@ class TestAnswers:
         assert Served(folder, FakeRunner(FakeModel(max_rows=max_rows)), before, request).answer() == plain
 
 
+class TestThinking:
+    BEGIN, END, SAYS = 5, 6, 7
+
+    def answer(self, folder: Path, *says: int, opened: bool = False) -> list[int]:
+        """Six tokens of a model that says these again and again, and may think for three."""
+        limit = {"max_tokens": 3, "begin": None if opened else self.BEGIN, "end": self.END}
+        return Served(folder, FakeRunner(FakeModel(answer=says)), generate(max_tokens=6, thinking=limit)).answer()
+
+    def test_thoughts_that_have_had_their_tokens_are_ended_once(self, tmp_path: Path) -> None:
+        assert self.answer(tmp_path, self.SAYS, opened=True) == [7, 7, 7, self.END, 7, 7]
+        assert self.answer(tmp_path, self.BEGIN, 7, 8, 9, 7, 7)[:4] == [self.BEGIN, 7, 8, self.END]
+
+    def test_thoughts_that_end_by_themselves_are_left_alone(self, tmp_path: Path) -> None:
+        assert self.answer(tmp_path, 7, self.END, 8, opened=True) == [7, self.END, 8, 7, self.END, 8]
+        assert self.answer(tmp_path, self.BEGIN, self.END, 8, 9, 10, 11) == [self.BEGIN, self.END, 8, 9, 10, 11]
+
+    def test_an_answer_without_thoughts_has_none_ended(self, tmp_path: Path) -> None:
+        assert self.answer(tmp_path, self.SAYS) == [7] * 6
+        assert self.answer(tmp_path, 7, self.BEGIN) == [7, self.BEGIN] * 3
+
+
 class TestContext:
     def test_an_answer_is_clipped_to_the_context(self, tmp_path: Path) -> None:
         served = Served(tmp_path, FakeRunner(FakeModel(context=14)), generate(max_tokens=100))

@@ -319,7 +319,7 @@ def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
 
 class TestWrongPaths:
     def test_no_such_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match="there is no file"):
+        with pytest.raises(ModelError, match="there is no such file"):
             open_gguf(tmp_path / "nothing.gguf")
 
     def test_folder_without_a_model(self, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ class TestWrongPaths:
             open_gguf(tmp_path / "pipe.gguf")
 
     def test_a_name_that_is_too_long(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match="cannot look at"):
+        with pytest.raises(ModelError, match="cannot be looked at"):
             open_gguf(tmp_path / ("x" * 300))
 
 

@@ -12,12 +12,14 @@ from appliance.desk.config import DeskConfig, LaneConfig
 from appliance.desk.desk import Desk
 from appliance.errors import RequestError
 from appliance.gguf_file import open_gguf
+from appliance.protocol import ThinkingLimit
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
-from appliance.web.message_bodies import CountTokensBody
+from appliance.web.message_bodies import CountTokensBody, MessagesBody
 from appliance.web.message_prompt import MessagePrompt, message_prompt
 from appliance.web.model_info import ModelInfo
+from appliance.web.orders import message_orders
 from appliance.web.service import Service
 from tests.chat_templates import CHATML_WITH_TOOLS, STRICT_TURNS
 from tests.text_rig import write_vocabulary
@@ -37,11 +39,19 @@ class Reader:
         self._desk = Desk(DeskConfig(lanes=(LaneConfig("lead", "host:0", ("true",)),), loader_argv=("true",)))
 
     def prompt(self, messages: Any, template: str = CHATML_WITH_TOOLS, **fields: object) -> MessagePrompt:
+        return message_prompt(self._service(template), CountTokensBody.model_validate({"messages": messages, **fields}))
+
+    def thinking_limit(self, template: str = CHATML_WITH_TOOLS, **thinking: object) -> ThinkingLimit | None:
+        service, body = self._service(template), {"messages": [says("user", "hi")], "max_tokens": 5, "thinking": thinking}
+        asked = MessagesBody.model_validate(body)
+        (order,) = message_orders(service, asked, message_prompt(service, asked), "m")
+        return order.generate.thinking
+
+    def _service(self, template: str) -> Service:
         if template not in self._templates:
             self._templates[template] = ChatTemplate({"default": template}, {"bos_token": "", "eos_token": ""})
-        info = ModelInfo(name="m", context=512, vocab=1200, lanes=1, created=0)
-        service = Service(Settings(), self._desk, self.tokenizer, self._templates[template], info)
-        return message_prompt(service, CountTokensBody.model_validate({"messages": messages, **fields}))
+        info = ModelInfo(name="m", context=512, vocab=self.tokenizer.vocab_size, lanes=1, created=0)
+        return Service(Settings(), self._desk, self.tokenizer, self._templates[template], info)
 
     def text(self, messages: Any, template: str = CHATML_WITH_TOOLS, **fields: object) -> str:
         return self.tokenizer.decode(self.prompt(messages, template, **fields).ids)
@@ -98,6 +108,15 @@ def test_the_model_thinks_when_it_is_asked_to(reader: Reader, thinking: object, 
 def test_a_template_that_opens_the_thinking_is_noticed(reader: Reader) -> None:
     assert reader.prompt([says("user", "hi")], THINKING_OPENED).in_reasoning
     assert not reader.prompt([says("user", "hi")]).in_reasoning
+
+
+def test_a_budget_limits_thoughts_that_the_template_or_the_model_has_opened(reader: Reader) -> None:
+    begin, end = (reader.tokenizer.encode(tag, add_special=False, parse_special=True)[0] for tag in ("<think>", "</think>"))
+    budget: dict[str, object] = {"type": "enabled", "budget_tokens": 99}
+    assert reader.thinking_limit(**budget) == ThinkingLimit(max_tokens=99, begin=begin, end=end)
+    assert reader.thinking_limit(THINKING_OPENED, **budget) == ThinkingLimit(max_tokens=99, end=end)
+    assert reader.thinking_limit(type="adaptive") is None
+    assert reader.thinking_limit(type="disabled", budget_tokens=99) is None
 
 
 def test_effort_is_a_variable_of_the_template(reader: Reader) -> None:

@@ -14,10 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from appliance.web.schemas import REFUSED, ChatBody, CompletionBody
-from tests.fakes_web import CONTEXT, IM_END, MODEL, FakeServer, running_server, write_vocabulary
+from tests.fakes_web import CONTEXT, END_OF_CALL, IM_END, MODEL, FakeServer, running_server, write_vocabulary
 
 LOOP = "abcdefghij"
 """The fake engines answer abcdefghijabcdefghij... at temperature 0."""
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}}}
+NAMED = {"type": "function", "function": {"name": "look_up"}}
 
 
 @pytest.fixture(scope="module")
@@ -238,13 +240,18 @@ def test_harmless_fields_are_ignored_and_misspelt_ones_are_named(client: openai.
     ("options", "param"),
     [
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"tool_choice": NAMED}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {**NAMED, "function": {"name": "g"}}}, "tool_choice.function.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [TOOL], "tool_choice": "required", "extra_body": {"add_generation_prompt": False}}, "tool_choice"),
         ({"temperature": -1}, "temperature"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stop": [""]}, "stop"),
         ({"stop": list("abcdefghijklmnopq")}, "stop"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
     ],
@@ -271,6 +278,25 @@ def test_no_body_is_a_server_error(server: FakeServer, path: str, fields: dict[s
     assert answer.status_code in (200, 400, 404)
     if answer.status_code != 200:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_demanded_is_begun_for_the_model(tmp_path_factory: pytest.TempPathFactory, stream: bool) -> None:
+    vocabulary = write_vocabulary(tmp_path_factory.mktemp("demanded") / "v.gguf")
+    with (
+        running_server(vocabulary, engine=f"--answer {END_OF_CALL},{IM_END}") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client,
+    ):
+        server.wait_until_ready()
+        options: Any = {"tools": [TOOL], "tool_choice": NAMED, "n": 2}
+        if stream:
+            choices = [choice for chunk in ask(client, **options, stream=True) for choice in chunk.choices]
+            calls = [call for choice in choices for call in choice.delta.tool_calls or []]
+        else:
+            choices = ask(client, **options).choices
+            calls = [call for choice in choices for call in choice.message.tool_calls]
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [("look_up", {"word": "bicycle"})] * 2
+    assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["tool_calls"] * 2
 
 
 def test_response_format_text_is_no_request_at_all(client: openai.OpenAI) -> None:

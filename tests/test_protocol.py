@@ -32,6 +32,7 @@ from appliance.protocol import (
     Sampling,
     Started,
     Stats,
+    ThinkingLimit,
     Timings,
     TokenLogprobs,
     Tokens,
@@ -74,7 +75,7 @@ class TestPage:
     def test_every_control_error_has_its_row(self) -> None:
         assert first_column(section("Codes of `CTL ERR code text`")) == list(ControlErrorCode)
 
-    @pytest.mark.parametrize("message", [Generate, Sampling])
+    @pytest.mark.parametrize("message", [Generate, Sampling, ThinkingLimit])
     def test_every_request_field_has_its_row_and_its_default(self, message: type[Message]) -> None:
         text = section(message.__name__)
         assert set(first_column(text)) == set(message.model_fields)
@@ -105,7 +106,19 @@ class TestPage:
 
     def test_every_message_class_is_covered_here(self) -> None:
         classes = {value for value in vars(protocol).values() if isinstance(value, type) and issubclass(value, Message)}
-        assert classes == {Message, Generate, Sampling, LoadProgress, Ready, Stats, Fatal, TokenLogprobs, Timings, *EVENTS.values()}
+        assert classes == {
+            Message,
+            Generate,
+            Sampling,
+            ThinkingLimit,
+            LoadProgress,
+            Ready,
+            Stats,
+            Fatal,
+            TokenLogprobs,
+            Timings,
+            *EVENTS.values(),
+        }
 
     def test_numbers_are_those_of_the_code(self) -> None:
         assert f"at most {protocol.MAX_LINE_BYTES // 2**20} MiB" in PAGE

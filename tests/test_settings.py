@@ -1,5 +1,6 @@
 """Settings: three sources, one model, and errors that name what is wrong."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,25 @@ def test_an_empty_variable_counts_as_not_set() -> None:
     ("environment", "words"),
     [
         ({"TANDEM_PROT": "1"}, ["TANDEM_PROT", "TANDEM_PORT"]),
+        ({"TANDEM_ELASTIC": "true"}, ["TANDEM_ELASTIC is not a setting; did you mean TANDEM_ELASTIC_ENABLED?"]),
         ({"TANDEM_PORT": "70000"}, ["TANDEM_PORT = '70000'", "65535"]),
         ({"TANDEM_DRAIN_S": "inf"}, ["TANDEM_DRAIN_S", "inf", "finite"]),
-        ({"TANDEM_DRAIN_S": "1e10"}, ["TANDEM_DRAIN_S", "less than or equal to 1000000000"]),
+        ({"TANDEM_DRAIN_S": "1e10"}, ["TANDEM_DRAIN_S", "it must be at most 1000000000"]),
         ({"TANDEM_REQUEST_TIMEOUT_S": "1e400"}, ["TANDEM_REQUEST_TIMEOUT_S", "finite"]),
+        ({"TANDEM_ISA": "sse"}, ["TANDEM_ISA = 'sse': it must be 'auto', 'portable', 'avx2' or 'avx512'"]),
+        ({"TANDEM_ELASTIC_ENABLED": "maybe"}, ["TANDEM_ELASTIC_ENABLED = 'maybe': it must be true or false"]),
         ({"TANDEM_CARDS": "tpu:0"}, ["tpu:0", "host:N"]),
         ({"TANDEM_CARDS": "host:0,cuda:0"}, ["mixes"]),
         ({"TANDEM_CONTEXT": "100", "TANDEM_CHUNK": "200"}, ["TANDEM_CHUNK = 200", "TANDEM_CONTEXT = 100"]),
+        (
+            {"TANDEM_DEFAULT_MAX_TOKENS": "200", "TANDEM_MAX_TOKENS_LIMIT": "100"},
+            ["TANDEM_DEFAULT_MAX_TOKENS = 200 is larger than TANDEM_MAX_TOKENS_LIMIT = 100"],
+        ),
+        (
+            {"TANDEM_PEER_CHECK": "require", "TANDEM_CARDS": "host:0,host:1"},
+            ["TANDEM_PEER_CHECK = require needs two GPUs to try, but TANDEM_CARDS = host:0,host:1"],
+        ),
+        ({"TANDEM_PEER_CHECK": "require", "TANDEM_CARDS": "cuda:0"}, ["needs two GPUs to try, but TANDEM_CARDS = cuda:0"]),
         ({"TANDEM_CONFIG": "/does/not/exist.yaml"}, ["/does/not/exist.yaml"]),
     ],
 )
@@ -58,6 +71,46 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(SettingsError, match=r"tandem\.yaml"):
         load_settings(environment={}, config=file)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"port: [\nx: 1\n", "is not valid YAML at line 3 column 1, in what begins at line 1 column 7; look at indentation"),
+        (b"port: 1\n\tx: 2\n", "is not valid YAML at line 2 column 1; look at indentation (spaces, no tabs)"),
+        (b"a: \x01\n", "is not valid YAML; look at"),
+        (b"a: \xff\n", "is no text in UTF-8; save it as that"),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_told_where_in_words_of_ours(tmp_path: Path, content: bytes, sentence: str) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_bytes(content)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environment={}, config=file)
+    assert f"{file} {sentence}" in caught.value.message
+    assert "<" not in caught.value.message
+
+
+def test_a_limit_below_the_default_length_needs_no_word_on_that() -> None:
+    settings = load_settings({"max_tokens_limit": 100}, environment={})
+    assert load_settings(settings.model_dump(exclude={"elastic"}), environment={}).max_tokens_limit == 100
+
+
+ORIGINS = ["*", "null", "http://lab.example", "https://lab.example:8443", "http://127.0.0.1:3000", "http://[::1]:8080", "app://x"]
+NO_ORIGINS = ["lab.example", "https://lab.example/", "https://lab.example/app", "https://Lab.example", "https://*.example", "http://a:80"]
+HOSTS = ["*", "lab.example", "LAB.example.", "lab.example:8080", "10.0.0.7", "fd00::7", "[fd00::7]:8080", "tandem_1"]
+NO_HOSTS = ["https://lab.example", "lab.example/app", "*.example", "lab example", "lab.example:http", "a:1:2/"]
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), [("cors_origins", ORIGINS, NO_ORIGINS), ("allowed_hosts", HOSTS, NO_HOSTS)])
+def test_what_no_browser_sends_is_refused(name: str, good: list[str], bad: list[str]) -> None:
+    pattern = Settings.model_json_schema()["properties"][name]["items"]["pattern"]
+    assert getattr(load_settings({name: good}, environment={}), name) == tuple(good)
+    assert all(re.fullmatch(pattern, value) for value in good)
+    for value in bad:
+        with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} = '{re.escape(value)}': it can never match; write "):
+            load_settings({name: ["*", value]}, environment={})
+        assert value == "http://a:80" or not re.fullmatch(pattern, value)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +140,13 @@ def test_a_setting_is_named_as_the_one_who_is_obeyed_wrote_it(tmp_path: Path) ->
     assert settings.as_written("port = 1003, chunk = 32, elastic_hold_s and shm_dir, but no port, max_queue or /etc/shm_dir/x") == (
         f"--port = 1003, TANDEM_CHUNK = 32, elastic.hold_s ({file}) and shm_dir ({file}), but no port, max_queue or /etc/shm_dir/x"
     )
-    for wrong, named in (("shm_dir: {a: 1}", f"shm_dir ({file}) = "), ("elastic: {enabled: x}", f"elastic.enabled ({file}) = 'x': ")):
+    for wrong, named in (
+        ("shm_dir: {a: 1}", f"shm_dir ({file}) = an object: it must be a path"),
+        ("allowed_hosts: 5", f"allowed_hosts ({file}) = 5: it must be a list"),
+        ("allowed_hosts: [5]", f"allowed_hosts ({file}) = 5: it must be a string"),
+        ("port:", f"port ({file}) = null: it must be a whole number"),
+        ("elastic: {enabled: x}", f"elastic.enabled ({file}) = 'x': it must be true or false"),
+    ):
         file.write_text(f"{wrong}\n")
         with pytest.raises(SettingsError) as caught:
             load_settings(environment={}, config=file)
@@ -109,10 +168,11 @@ def test_the_elastic_block_is_one_mapping_in_the_file_and_flat_elsewhere(tmp_pat
         ({"TANDEM_CARDS": "host:0"}, "TANDEM_ELASTIC_ENABLED needs two cards, but TANDEM_CARDS = host:0"),
         ({"TANDEM_SLOTS": "0"}, "TANDEM_ELASTIC_ENABLED needs expert slots to share, but TANDEM_SLOTS = 0"),
         ({"TANDEM_ELASTIC_PEER": "0", "TANDEM_ELASTIC_LINK": "0"}, "without TANDEM_ELASTIC_PEER and TANDEM_ELASTIC_LINK"),
+        ({"TANDEM_ELASTIC_LINK": "0", "TANDEM_ELASTIC_LINK_THREADS": "4"}, "TANDEM_ELASTIC_LINK_THREADS = 4 has no effect while TANDEM_EL"),
         ({"TANDEM_ELASTIC_HOLD_THREADS": "4", "TANDEM_POOL_THREADS": "4"}, "TANDEM_ELASTIC_HOLD_THREADS = 4 leaves the lead none"),
         ({"TANDEM_ELASTIC_HOLD_S": "-1"}, "TANDEM_ELASTIC_HOLD_S = '-1'"),
         ({"TANDEM_ELASTIC_HOLD_S": "inf"}, "TANDEM_ELASTIC_HOLD_S = 'inf'"),
-        ({"TANDEM_ELASTIC_WAKE_LIMIT_S": "0.001"}, "greater than or equal to 1"),
+        ({"TANDEM_ELASTIC_WAKE_LIMIT_S": "0.001"}, "it must be at least 1"),
         ({"TANDEM_ELASTIC_HOLD": "1"}, "did you mean TANDEM_ELASTIC_HOLD_S"),
     ],
 )

@@ -43,9 +43,11 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeApp]:
     template.close()
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8080", "127.0.0.1:9", "[::1]:8080", "lab.example", "lab.example."])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8080", "127.0.0.1:9", "[::1]:8080", "lab.example", "lab.example.", "[fd00::7]:8080"]
+)
 def test_known_host_names_are_answered(application: MakeApp, host: str) -> None:
-    client = application(allowed_hosts="lab.example").test_client()
+    client = application(allowed_hosts="lab.example, fd00::7").test_client()
     assert client.get("/v1/models", headers={"Host": host}).status_code == 200
 
 

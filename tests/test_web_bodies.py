@@ -196,19 +196,88 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": "x", "temperature": "hot"}, "temperature"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": "x"}, "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
-        (CHAT, {"messages": [{"role": "user", "content": ["x", 3]}]}, "messages.0.content.0"),
-        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role"),
-        (CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools.0"),
+        (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": ["x", 3]}]}, "messages[0].content[0]"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools[0]"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages"),
-        ("/tokenize", {"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
-        ("/detokenize", {"tokens": [1, -1]}, "tokens.1"),
+        ("/tokenize", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
     ],
 )
 def test_param_names_the_field_as_the_request_has_it(client: Client, route: str, body: dict[str, object], param: str) -> None:
     error = refused(client, route, body)
     assert error["param"] == param
-    assert param.partition(".")[0] in error["message"] or error["code"] == "context_length_exceeded"
+    assert param in error["message"] or error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("max_tokens", "5", "a whole number, not '5'"),
+        ("max_tokens", 5.5, "a whole number, not 5.5"),
+        ("max_tokens", True, "a whole number, not true"),
+        ("max_tokens", -1, "at least"),
+        ("stream", "yes", "true or false, not 'yes'"),
+        ("stream", 1, "true or false, not 1"),
+        ("temperature", "0.5", "a number, not '0.5'"),
+        ("temperature", True, "a number, not true"),
+        ("temperature", 1000, "at most 100, not 1000"),
+        ("top_k", "x" * 1000, f"a whole number, not '{'x' * 50}'"),
+        ("model", 5, "a string, not 5"),
+        ("model", {"a": 1}, "a string, not an object"),
+        ("messages", [], "a list that is not empty, not []"),
+        ("messages", [{"role": "user", "content": 3}], "a string or a list, not 3"),
+    ],
+)
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages"])
+def test_a_value_of_the_wrong_type_is_refused_with_what_the_field_must_be(
+    client: Client, route: str, field: str, value: object, wanted: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, field: value}
+    answer = client.post(route, json=body)
+    assert answer.status_code == 400
+    assert re.match(rf"{field}(\[0\]\.content)? must be {re.escape(wanted)}", answer.get_json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({}, "messages is missing; send it"),
+        ({"messages": [3]}, "messages[0] must be an object, not 3"),
+        ({"messages": [{"role": "wizard"}]}, "messages[0].role must be 'user' or 'assistant' or 'system', not 'wizard'"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type is missing; it must be 'text' or 'tool_result'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type must be 'text' or 'tool_result', not 'image'; this model reads text only",
+        ),
+        ({"tools": [3]}, "tools[0] must be an object, not 3"),
+        ({"tool_choice": {"type": "tool"}, "tools": [{"name": "f", "input_schema": {}}]}, "tool_choice.name is missing; name one of them"),
+        ({"thinking": {"type": "x"}}, "thinking.type must be 'enabled', 'adaptive', 'between_tools' or 'disabled', not 'x'"),
+    ],
+)
+def test_a_wrong_message_is_told_its_place_in_words_of_the_request(client: Client, body: dict[str, object], sentence: str) -> None:
+    base = {"messages": [{"role": "user", "content": "x"}]} if body else {}
+    answer = client.post("/v1/messages", json={**base, "max_tokens": 5, **body})
+    assert answer.status_code == 400
+    assert answer.get_json()["error"]["message"] == sentence
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages"])
+def test_a_whole_number_may_have_a_point(client: Client, route: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5.0, "top_k": 3.0}
+    assert client.post(route, json=body).status_code == 503
+    assert client.post("/detokenize", json={"tokens": [97.0]}).get_json()["content"] == "a"
+
+
+def test_a_template_may_have_a_variable_of_any_name(client: Client) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"service": 1, "variables": 2, "begun": 3}}
+    assert client.post(CHAT, json=body).status_code == 503
+
+
+def test_a_part_of_a_message_that_has_no_text_is_not_blamed_for_its_type(client: Client) -> None:
+    message = refused(client, CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]})["message"]
+    assert message == "a message has a part of type 'text' whose text is no string; send the text there"
 
 
 def test_a_token_id_below_zero_is_named(client: Client) -> None:

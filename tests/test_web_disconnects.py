@@ -221,7 +221,7 @@ def test_a_full_line_is_429_or_for_messages_529_with_retry_after(server: FakeSer
         assert '"code":"queue_full"' in answer
         message = clients.enter_context(request(server, stream=True, route=MESSAGES))
         answer = b"".join(part for _, part in read_for(message, 10, lambda text: b'"req_' in text)).decode()
-        assert answer.startswith("HTTP/1.1 529 ")
+        assert answer.startswith("HTTP/1.1 529 OVERLOADED")
         assert "\r\nRetry-After: " in answer
         assert '"type":"overloaded_error"' in answer
     server.wait_for(is_free)

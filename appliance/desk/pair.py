@@ -216,6 +216,7 @@ class Pair:
             wake_s = round(now - self._wake_began, 4)
             self._status = replace(was, wakes=was.wakes + 1, wake_s=wake_s, wake_total_s=round(was.wake_total_s + wake_s, 4))
             self._used_at = now
+            _log.info("the helper is awake", wake_s=wake_s)
 
     def _refused(self, side: _Side, order: _Order, text: str, now: float) -> None:
         """A refused line has changed nothing (`docs/protocol.md`)."""
@@ -230,7 +231,7 @@ class Pair:
         self._wants_awake = True
         self._wake_began = self._used_at = now
         self._lead.retry_at = self._helper.retry_at = 0.0
-        _log.info("the helper is woken")
+        _log.info("waking the helper")
 
     def _check_wake(self, now: float) -> None:
         if not self._helper.has_memory and now - self._wake_began >= self._config.wake_limit_s:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NotRequired, Protocol, TypedDict
 
 from appliance.engine.logits import LogitsRow
@@ -92,6 +93,7 @@ class Generation:
         self._sampler = Sampler(request.sampling, runner.vocab, request.prompt, request.top_logprobs)
         self._stop_ids = frozenset() if request.ignore_eos else frozenset(request.stop_ids)
         self._max_tokens = min(request.max_tokens, runner.context - len(request.prompt))
+        self._thinks = request.thinking is not None and request.thinking.begin is None
         self._answer: list[int] = []
         self._num_cached = session.reusable(request.prompt)
         self._position = self._num_cached
@@ -163,13 +165,25 @@ class Generation:
 
     def _take(self, logits: LogitsRow) -> FinishReason | None:
         """Chooses the token that follows the last computed position and tells the desk."""
-        choice = self._sampler.choose(logits, self._position)
+        choice = self._within_thinking(self._sampler.choose(logits, self._position))
         self._sampler.accept(choice.token)
         self._answer.append(choice.token)
         self._emit(_tokens_event(self._request.id, choice))
         if choice.token in self._stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self._answer) == self._max_tokens else None
+
+    def _within_thinking(self, choice: Choice) -> Choice:
+        """The choice, or the end of thoughts that have had their tokens."""
+        limit = self._request.thinking
+        if limit is None:
+            return choice
+        if not self._answer and choice.token == limit.begin:
+            self._thinks = True
+        is_over = self._thinks and len(self._answer) >= limit.max_tokens
+        if is_over or choice.token == limit.end:
+            self._thinks = False
+        return replace(choice, token=limit.end) if is_over else choice
 
     def _is_overdue(self) -> bool:
         limit_s = self._request.deadline_s

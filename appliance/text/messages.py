@@ -58,8 +58,10 @@ def _part_text(part: object) -> str:
         return part
     kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
     text = part.get("text") if isinstance(part, Mapping) else None
-    if kind not in _TEXT_PARTS or not isinstance(text, str):
+    if kind not in _TEXT_PARTS:
         raise RequestError(f"a message has a part of type {kind!r}; this model reads parts of type 'text' only", param="messages")
+    if not isinstance(text, str):
+        raise RequestError(f"a message has a part of type {kind!r} whose text is no string; send the text there", param="messages")
     return text
 
 

@@ -76,6 +76,12 @@ def ends_in_think(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
     return tokenizer.decode(prompt[-_TAIL_TOKENS:]).rstrip().endswith(_THINK)
 
 
+def thinking_tokens(tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """The tokens that begin and end reasoning, or None where the vocabulary has none of their own."""
+    begin, end = (tokenizer.encode(tag, add_special=False, parse_special=True) for tag in (_THINK, _END_THINK))
+    return (begin[0], end[0]) if len(begin) == len(end) == 1 else None
+
+
 def begun_call(name: str | None) -> str:
     """The beginning of a reply that calls a tool, this one or (None) one that the model chooses.
 

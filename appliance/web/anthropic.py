@@ -51,7 +51,7 @@ def create_message(body: MessagesBody) -> Response:
     here.check_model(body.model)
     message_id = f"msg_{uuid.uuid4().hex}"
     prompt = message_prompt(here, body)
-    orders = message_orders(here, body, prompt.ids, message_id)
+    orders = message_orders(here, body, prompt, message_id)
     choice = body.tool_choice
     tools = bool(body.tools) and choice.type != "none"
     blocks = MessageBlocks(tools=tools, one_call=choice.disable_parallel_tool_use, in_reasoning=prompt.in_reasoning)

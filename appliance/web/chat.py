@@ -25,6 +25,7 @@ class ChatChoices:
         self._wants_ids = body.return_token_ids
         self._tools = bool(body.tools) and body.tool_choice != "none"
         self._in_reasoning = in_reasoning
+        self._begun = body.begun
         self._replies: dict[int, Reply] = {}
 
     def begin(self, index: int) -> Sequence[dict[str, Any]]:
@@ -69,6 +70,7 @@ class ChatChoices:
     def _reply(self, index: int) -> Reply:
         if index not in self._replies:
             self._replies[index] = Reply(tools=self._tools, in_reasoning=self._in_reasoning)
+            self._replies[index].feed(self._begun)
         return self._replies[index]
 
 

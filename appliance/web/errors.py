@@ -9,7 +9,7 @@ from 500 on; `x-should-retry: false` spares them the tries that cannot help, `Re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,18 @@ from flask import Flask, Response, jsonify, request
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.http import HTTP_STATUS_CODES
 from werkzeug.wrappers import Response as BaseResponse
 
 from appliance import errors
+from appliance.complaints import shown, wanted
 from appliance.web import request_api
 from appliance.web.request_api import Api, api_of, request_id
 
 log = structlog.get_logger(__name__)
+
+HTTP_STATUS_CODES[529] = "Overloaded"
+"""Anthropic's; HTTP itself has no words for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +124,30 @@ def explain_validation(error: ValidationError, given: object) -> errors.RequestE
 
     Of several it is the one that points deepest: where a field may be one of several kinds, that kind is most likely meant.
     """
-    complaints = error.errors(include_url=False, include_context=False, include_input=False)
+    complaints = error.errors(include_url=False)
     paths = [_path(complaint, given) for complaint in complaints]
-    path, complaint = max(zip(paths, complaints, strict=True), key=lambda one: len(one[0]))
-    name = ".".join(map(str, path))
-    message = complaint["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    return errors.RequestError(f"{name}: {message}" if name else f"the request's body is wrong: {message}", param=name or None)
+    path = max(paths, key=len)
+    here = [complaint for at, complaint in zip(paths, complaints, strict=True) if at == path]
+    return errors.RequestError(f"{_spelled(path)}{_sentence(here)}", param=_spelled(path))
+
+
+def _sentence(complaints: Sequence[ErrorDetails]) -> str:
+    """All of them are about the same field, which stands in front."""
+    first = complaints[0]
+    match first["type"]:
+        case "value_error":
+            return f": {first['ctx']['error']}"
+        case "one_of":
+            return f" {first['msg']}"
+        case "missing":
+            return " is missing; send it"
+    kinds = dict.fromkeys(map(wanted, complaints))
+    return f" must be {' or '.join(kinds)}, not {shown(first['input'])}"
+
+
+def _spelled(path: Sequence[int | str]) -> str:
+    """`messages[0].content`"""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def _path(complaint: ErrorDetails, given: Any) -> list[int | str]:
@@ -138,7 +160,7 @@ def _path(complaint: ErrorDetails, given: Any) -> list[int | str]:
             given = given[part]
         if is_given or is_missing:
             path.append(part)
-    return path
+    return [*path, complaint["ctx"]["field"]] if complaint["type"] == "one_of" else path
 
 
 def raise_validation(error: ValidationError) -> Response:

@@ -21,12 +21,12 @@ _CORS_MAX_AGE_S = 600
 
 
 def host_name(value: str) -> str:
-    """`LocalHost:8080` -> `localhost`, `[::1]:80` -> `::1`: a Host header without its port, in lower case."""
+    """`LocalHost:8080` -> `localhost`, `[::1]:80` and `::1` -> `::1`: a Host header, or a setting, without its port, in lower case."""
     value = value.strip().lower()
     if value.startswith("["):
         return value[1:].partition("]")[0]
     name, colon, port = value.rpartition(":")
-    return (name if colon and port.isdigit() else value).rstrip(".")
+    return (name if colon and port.isdigit() and ":" not in name else value).rstrip(".")
 
 
 def allowed_names(settings: Settings) -> frozenset[str] | None:

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from appliance.complaints import shown
 from appliance.errors import RequestError
-from appliance.web.schemas import MAX_STOPS, AnswerBody, ListOf, checked_stops, refuse
+from appliance.web.schemas import MAX_STOPS, AnswerBody, Count, ListOf, TopK, WholeNumber, check_demanded_tool, checked_stops, refuse
 
 _NO_CONSTRAINTS = "constrained output is not available yet; ask for JSON in the prompt instead"
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -27,7 +29,7 @@ _NO_TEXT = ("image", "document", "container_upload")
 class Part(BaseModel):
     """Base of everything here; null counts as absent."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
@@ -37,13 +39,17 @@ class Part(BaseModel):
 
 def _one_of(field: str, *values: str) -> BeforeValidator:
     """Says which objects may stand here, where pydantic would name its own classes."""
+    words = " or ".join(map(shown, values))
 
     def check(given: Any) -> Any:
-        value = given.get(field) if isinstance(given, dict) else None
+        if not isinstance(given, dict):
+            raise PydanticKnownError("dict_type")
+        value = given.get(field)
         if value in values:
             return given
         hint = "; this model reads text only" if value in _NO_TEXT else ""
-        raise ValueError(f"this must be an object with {field} {' or '.join(values)}, not {value!r:.50}{hint}")
+        sentence = f"is missing; it must be {words}" if value is None else f"must be {words}, not {shown(value)}{hint}"
+        raise PydanticCustomError("one_of", "{sentence}", {"field": field, "sentence": sentence})
 
     return BeforeValidator(check)
 
@@ -148,7 +154,7 @@ class Tool(Part):
     @classmethod
     def _custom(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("type") not in (None, "custom"):
-            raise ValueError(f"tools of type {given['type']!r:.50} are not available here; send tools with a name and an input_schema")
+            raise ValueError(f"tools of type {shown(given['type'])} are not available here; send tools with a name and an input_schema")
         return given
 
 
@@ -160,7 +166,7 @@ class ToolChoice(Part):
 
 class Thinking(Part):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: int | None = Field(default=None, ge=1, description="Accepted; only max_tokens is a limit.")
+    budget_tokens: Count | None = Field(default=None, description="The thoughts end after so many tokens.")
 
 
 class OutputConfig(Part):
@@ -203,12 +209,12 @@ class CountTokensBody(Part):
 class MessagesBody(CountTokensBody):
     """`POST /v1/messages`."""
 
-    max_tokens: int = Field(ge=0, description="0: the prompt is computed and kept for a later request, nothing is answered.")
+    max_tokens: WholeNumber = Field(ge=0, description="0: the prompt is computed and kept for a later request, nothing is answered.")
     stream: bool = False
     stop_sequences: list[str] = Field(default=[], description=f"Up to {MAX_STOPS} strings that end the answer; they are not part of it.")
     temperature: float | None = Field(default=None, ge=0, le=100, description="0 is greedy.")
     top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, description="0 and -1 are off.")
+    top_k: TopK | None = Field(default=None, description="0 and -1 are off.")
     metadata: dict[str, Any] = Field(default={}, description="Accepted and ignored.")
 
     @field_validator("stop_sequences", mode="before")
@@ -223,10 +229,8 @@ class MessagesBody(CountTokensBody):
 
 
 def _check_choice(choice: ToolChoice, names: set[str]) -> None:
-    if choice.type == "tool" and choice.name not in names:
-        raise RequestError(f"tool_choice.name: {choice.name!r:.80} is none of the tools of this request", param="tool_choice.name")
-    if choice.type == "any" and not names:
-        raise RequestError("tool_choice: there are no tools in this request to choose any of", param="tool_choice")
+    if choice.type in ("tool", "any"):
+        check_demanded_tool("tool_choice.name" if choice.type == "tool" else None, choice.name, names)
 
 
 def _check_calls(messages: list[Message]) -> None:
@@ -237,8 +241,8 @@ def _check_calls(messages: list[Message]) -> None:
             if isinstance(block, ToolUseBlock):
                 called.add(block.id)
             elif isinstance(block, ToolResultBlock) and block.tool_use_id not in called:
-                path = f"messages.{at}.content.{number}.tool_use_id"
-                raise RequestError(f"{path}: no message before this one has a tool_use with the id {block.tool_use_id!r:.80}", param=path)
+                path = f"messages[{at}].content[{number}].tool_use_id"
+                raise RequestError(f"{path}: no message before this one has a tool_use with the id {shown(block.tool_use_id)}", param=path)
     if any(isinstance(block, ToolUseBlock) for block in blocks_of(messages[-1])):
-        path = f"messages.{len(messages) - 1}"
+        path = f"messages[{len(messages) - 1}]"
         raise RequestError(f"{path}: the last message calls tools; send what they answered as tool_result behind it", param=path)

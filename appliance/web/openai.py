@@ -55,8 +55,8 @@ def tokenize(body: TokenizeBody) -> Response:
     here = service()
     here.check_model(body.model)
     if body.messages is not None:
-        options = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
-        ids = chat_prompt(here, body.messages, body.tools, **options)
+        variables = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
+        ids = chat_prompt(here, body.messages, body.tools, variables)
     else:
         text = body.content if body.content is not None else body.prompt or ""
         ids = here.tokenizer.encode(text, add_special=body.add_special, parse_special=body.parse_special)

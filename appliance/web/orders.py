@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from appliance.errors import ContextLengthError, RequestError
-from appliance.protocol import Generate, Sampling
+from appliance.protocol import Generate, Sampling, ThinkingLimit
+from appliance.text.reply import thinking_tokens
 from appliance.web.generation import Order
-from appliance.web.message_bodies import MessagesBody
+from appliance.web.message_bodies import MessagesBody, Thinking
+from appliance.web.message_prompt import MessagePrompt
 from appliance.web.schemas import AnswerBody, ChatBody, ChatMessage, CompletionBody
 from appliance.web.service import Service
 
@@ -18,19 +20,24 @@ Number = TypeVar("Number", int, float)
 _SEEDS = 2**64
 
 
-def chat_prompt(service: Service, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], **kwargs: Any) -> list[int]:
-    """The conversation as the model's chat template writes it, in token ids."""
+def chat_prompt(
+    service: Service, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], variables: Mapping[str, Any], begun: str = ""
+) -> list[int]:
+    """The conversation as the model's chat template writes it, in token ids. `begun`: the first words of the answer."""
     plain = [message.model_dump(exclude_none=True) for message in messages]
-    return service.template.render_to_ids(service.tokenizer, plain, tools=list(tools) or None, **kwargs)
+    if begun:
+        unthinking = {**variables, "enable_thinking": False}
+        return service.template.render_continued(service.tokenizer, plain, tools, begun, **unthinking)
+    return service.template.render_to_ids(service.tokenizer, plain, tools=list(tools) or None, **variables)
 
 
 def chat_orders(service: Service, body: ChatBody, request_id: str) -> list[Order]:
     """One order per choice. Raises RequestError for what the schema alone cannot see."""
-    extra = dict(body.chat_template_kwargs)
+    variables = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
     if body.reasoning_effort is not None:
-        extra.setdefault("reasoning_effort", body.reasoning_effort)
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
     tools = [] if body.tool_choice == "none" else body.tools
-    prompt = chat_prompt(service, body.messages, tools, add_generation_prompt=body.add_generation_prompt, **extra)
+    prompt = chat_prompt(service, body.messages, tools, variables, body.begun)
     top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     _check_prompt(service, prompt, "messages")
     return _orders(service, body, [prompt], request_id, top_logprobs, body.max_completion_tokens or body.max_tokens)
@@ -47,10 +54,20 @@ def completion_orders(service: Service, body: CompletionBody, request_id: str) -
     return _orders(service, body, prompts, request_id, body.logprobs, body.max_tokens)
 
 
-def message_orders(service: Service, body: MessagesBody, prompt: list[int], message_id: str) -> list[Order]:
+def message_orders(service: Service, body: MessagesBody, prompt: MessagePrompt, message_id: str) -> list[Order]:
     """The one order of a message."""
-    _check_prompt(service, prompt, "messages")
-    return _orders(service, body.answer(), [prompt], message_id, None, body.max_tokens)
+    _check_prompt(service, prompt.ids, "messages")
+    (order,) = _orders(service, body.answer(), [prompt.ids], message_id, None, body.max_tokens)
+    generate = order.generate.model_copy(update={"thinking": _thinking_limit(service, body.thinking, prompt)})
+    return [Order(generate, order.stops)]
+
+
+def _thinking_limit(service: Service, thinking: Thinking, prompt: MessagePrompt) -> ThinkingLimit | None:
+    tokens = thinking_tokens(service.tokenizer)
+    if tokens is None or thinking.budget_tokens is None or thinking.type == "disabled":
+        return None
+    begin, end = tokens
+    return ThinkingLimit(max_tokens=thinking.budget_tokens, begin=None if prompt.in_reasoning else begin, end=end)
 
 
 def _orders(

@@ -8,12 +8,16 @@ nothing; any other is an error that names it, because a misspelt `temprature` th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic.types import Strict
 
+from appliance.complaints import shown
 from appliance.errors import RequestError
+from appliance.text.reply import begun_call
 
 MAX_STOPS = 16
 MAX_PROMPTS = 16
@@ -24,6 +28,21 @@ MAX_BIASES = 10_000
 Item = TypeVar("Item")
 ListOf: TypeAlias = Annotated[list[Item], Field(fail_fast=True)]
 """A list that is given up at its first wrong item: a complaint about each of millions would cost gigabytes."""
+
+_EXACT = 2**53
+
+
+def _without_fraction(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT else value
+
+
+_WHOLE = BeforeValidator(_without_fraction)
+"""JSON has one kind of numbers, so 5.0 is 5 (up to where a float knows each whole number)."""
+WholeNumber: TypeAlias = Annotated[int, _WHOLE]
+Count: TypeAlias = Annotated[int, Field(ge=1), _WHOLE]
+TokenId: TypeAlias = Annotated[int, Field(ge=0), _WHOLE]
+TopK: TypeAlias = Annotated[int, Field(ge=-1), _WHOLE]
+NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _WHOLE]
 
 HARMLESS = frozenset(
     {
@@ -71,7 +90,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 class Body(BaseModel):
     """Base of all request bodies; null counts as absent."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     path: ClassVar[str] = ""
     """Where it lies in the request's body, with a dot behind."""
 
@@ -106,6 +125,15 @@ def checked_stops(value: Any, field: str) -> Any:
     return stops
 
 
+def check_demanded_tool(path: str | None, name: str | None, names: Collection[str]) -> None:
+    """RequestError unless `name`, or any tool at all where `path` is None, is among those of the request. `path`: of the name."""
+    if not names:
+        raise RequestError("tool_choice: there are no tools in this request to choose from", param="tool_choice")
+    if path is not None and name not in names:
+        sentence = f"{path} is missing" if name is None else f"{path}: {shown(name)} is none of the tools of this request"
+        raise RequestError(f"{sentence}; name one of them", param=path)
+
+
 def _check_refused(name: str, value: Any, body: type[Body]) -> None:
     path = body.path + name
     if name in REFUSED:
@@ -117,15 +145,23 @@ def _check_refused(name: str, value: Any, body: type[Body]) -> None:
     raise RequestError(f"{path} is not a field of this request; {hint}", param=path)
 
 
-TokenId = Annotated[int, Field(ge=0)]
+NamedId = Annotated[int, Strict(False)]
+"""A name in a JSON object, which is always a string."""
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class StreamOptions(Body):
     path: ClassVar[str] = "stream_options."
 
     include_usage: bool = Field(False, description="Send one more chunk with the usage at the end.")
-    continuous_usage_stats: Literal[False] = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = Field(False, description="Accepted and ignored.")
+
+    @field_validator("continuous_usage_stats")
+    @classmethod
+    def _once(cls, value: bool) -> bool:
+        refuse(f"{cls.path}continuous_usage_stats", value, (False,), "the usage is sent once, at the end")
+        return value
 
 
 class AnswerBody(Body):
@@ -134,19 +170,19 @@ class AnswerBody(Body):
     model: str | None = Field(None, description="Our model's name, `default`, or nothing.")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to the same prompt; at most one per lane.")
+    n: WholeNumber = Field(1, ge=1, le=MAX_CHOICES, description="Answers to the same prompt; at most one per lane.")
     stop: str | list[str] = Field([], description=f"Up to {MAX_STOPS} strings that end the answer; they are not part of it.")
-    max_tokens: int | None = Field(None, ge=1)
-    seed: int | None = Field(None, description="The same seed and request give the same answer.")
+    max_tokens: Count | None = None
+    seed: WholeNumber | None = Field(None, description="The same seed and request give the same answer.")
 
     temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy.")
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, description="Extension. 0 and -1 are off.")
+    top_k: TopK | None = Field(None, description="Extension. 0 and -1 are off.")
     min_p: float | None = Field(None, ge=0, le=1, description="Extension.")
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10, description="Extension.")
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field({}, description="Token id to a value added to its logit.")
+    logit_bias: dict[NamedId, Bias] = Field({}, description="Token id to a value added to its logit.")
 
     ignore_eos: bool = Field(False, description="Extension. Go on past the end of the answer until max_tokens.")
     return_token_ids: bool = Field(False, description="Extension. Add `token_ids` to each choice.")
@@ -154,8 +190,13 @@ class AnswerBody(Body):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _biases(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > MAX_BIASES:
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_BIASES:
             raise RequestError(f"logit_bias has {len(value)} tokens; at most {MAX_BIASES} are allowed", param="logit_bias")
+        wrong = next((token for token in value if re.fullmatch("-?[0-9]{1,18}", token) is None), None)
+        if wrong is not None:
+            raise RequestError(f"logit_bias.{wrong:.50}: the name must be a token id, such as 42", param=f"logit_bias.{wrong:.50}")
         return value
 
     @field_validator("stop", mode="before")
@@ -170,7 +211,7 @@ class CompletionBody(AnswerBody):
     prompt: str | ListOf[str] | ListOf[TokenId] | ListOf[ListOf[TokenId]] = Field(
         description=f"Text, token ids, or a list of up to {MAX_PROMPTS} of either."
     )
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Log-probabilities of the chosen token and the N likeliest.")
+    logprobs: NumLogprobs | None = Field(None, description="Log-probabilities of the chosen token and the N likeliest.")
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -221,7 +262,7 @@ TemplateVariables = Annotated[dict[str, Any], AfterValidator(_template_variables
 class ChatMessage(BaseModel):
     """One message. Clients send back what servers once added to it (`annotations`, `refusal`, ...), so more fields are allowed."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | ListOf[dict[str, Any]] | None = None
@@ -231,25 +272,42 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    name: str
+
+
+class FunctionChoice(BaseModel):
+    """The tool that the answer has to call."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ChatBody(AnswerBody):
     """`POST /v1/chat/completions`."""
 
     messages: ListOf[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
+    max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Needs logprobs.")
+    top_logprobs: NumLogprobs | None = Field(None, description="Needs logprobs.")
     tools: ListOf[dict[str, Any]] = Field([], description="Shown to the model if its chat template knows tools.")
-    tool_choice: Any = Field("auto", description="`auto` or `none`.")
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice = Field(
+        "auto", description="`required`, or a function: the call is begun for the model, which writes the rest."
+    )
     reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
     chat_template_kwargs: TemplateVariables = Field({}, description="Extension. Handed to the chat template.")
     add_generation_prompt: bool = Field(True, description="Extension.")
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _tool_choice(cls, value: Any) -> Any:
-        if value not in ("auto", "none"):
-            raise RequestError("tool_choice can be auto or none; the model cannot be made to call a tool yet", param="tool_choice")
-        return value
+    @property
+    def begun(self) -> str:
+        """How the answer begins if it has to call a tool, else nothing."""
+        if isinstance(self.tool_choice, FunctionChoice):
+            return begun_call(self.tool_choice.function.name)
+        return begun_call(None) if self.tool_choice == "required" else ""
 
     @model_validator(mode="after")
     def _together(self) -> ChatBody:
@@ -257,7 +315,25 @@ class ChatBody(AnswerBody):
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
+        self._check_choice()
         return self
+
+    def _check_choice(self) -> None:
+        if self.begun and not self.add_generation_prompt:
+            raise RequestError(
+                "tool_choice: a call cannot be demanded with add_generation_prompt: false; leave that out", param="tool_choice"
+            )
+        names = {name for tool in self.tools if isinstance(name := _function_of(tool).get("name"), str)}
+        if isinstance(self.tool_choice, FunctionChoice):
+            check_demanded_tool("tool_choice.function.name", self.tool_choice.function.name, names)
+        elif self.tool_choice == "required":
+            check_demanded_tool(None, None, names)
+
+
+def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Some clients leave the wrapping out, as templates do too."""
+    function = tool.get("function", tool)
+    return function if isinstance(function, dict) else {}
 
 
 class TokenizeBody(Body):

@@ -229,6 +229,11 @@ def test_the_servers_names_are_known_to_it(helm4: Helm) -> None:
     assert {"tandem", "tandem.llm.svc.cluster.local", "t.example", "r.example", "v.example", "a.example", "b.example"} <= set(names)
 
 
+def test_a_server_for_all_names_may_have_a_route_with_a_wildcard(helm4: Helm) -> None:
+    values = {"ingress": {"enabled": True, "hosts": ["*.example"]}, "settings": {"allowed_hosts": ["*"]}}
+    assert settings_of(helm4.template(values))["allowed_hosts"] == ["*"]
+
+
 def test_a_changed_setting_changes_the_pod(helm4: Helm) -> None:
     sums = set()
     for context in (4096, 8192):
@@ -288,6 +293,12 @@ REFUSED: list[tuple[Manifest, str]] = [
     ({"gpu": {"count": 1}, "settings": {"elastic": {"enabled": True}}}, "settings.elastic.enabled needs two cards, but gpu.count is 1"),
     ({"settings": {"elastic": {"hold_s": 5}}}, "settings.elastic has no effect without settings.elastic.enabled"),
     ({"settings": {"elastic": {"enabled": True, "peer": False, "link": False}}}, "with neither peer nor link"),
+    (
+        {"settings": {"elastic": {"enabled": True, "link": False, "link_threads": 4}}},
+        "settings.elastic.link_threads has no effect while settings.elastic.link is off",
+    ),
+    ({"settings": {"default_max_tokens": 200, "max_tokens_limit": 100}}, "settings.default_max_tokens (200) is larger than"),
+    ({"ingress": {"enabled": True, "hosts": ["*.example"]}}, "*.example is no name that the server could compare with Host"),
     ({"settings": {"elastic": {"enabled": True}, "slots": 0}}, "needs expert slots to share, but settings.slots is 0"),
     ({"settings": {"context": 4096, "chunk": 8192}}, "settings.chunk (8192) is larger than settings.context (4096)"),
     ({"gpu": {"products": ["x"], "dra": {"enabled": True}}}, "write the product into gpu.dra.selectors"),
@@ -343,6 +354,8 @@ def test_every_refusal_of_the_chart_is_tried(helm4: Helm) -> None:
         {"model": {"sizeGiB": "17"}},
         {"settings": {"prot": 1}},
         {"settings": {"context": "many"}},
+        {"settings": {"cors_origins": ["lab.example/"]}},
+        {"settings": {"allowed_hosts": ["https://lab.example"]}},
         {"memory": {"limit": "lots"}},
         {"service": {"port": 0}},
         {"model": {"source": "hub", "hub": {"reference": "owner/repo"}}},

@@ -98,12 +98,18 @@
 {{- if not (or (dig "peer" true $elastic) (dig "link" true $elastic)) -}}
 {{- fail "settings.elastic with neither peer nor link would only make the helper sleep; switch one of them on, or leave elastic out" -}}
 {{- end -}}
+{{- if and (not (dig "link" true $elastic)) (ne (int (dig "link_threads" 1 $elastic)) 1) -}}
+{{- fail "settings.elastic.link_threads has no effect while settings.elastic.link is off; switch link on, or leave link_threads out" -}}
+{{- end -}}
 {{- if and (hasKey $settings "slots") (not (kindIs "invalid" $settings.slots)) (eq (int $settings.slots) 0) -}}
 {{- fail "settings.elastic.enabled needs expert slots to share, but settings.slots is 0; raise slots or leave elastic out" -}}
 {{- end -}}
 {{- end -}}
 {{- if and $settings.chunk $settings.context (gt (int $settings.chunk) (int $settings.context)) -}}
 {{- fail (printf "settings.chunk (%d) is larger than settings.context (%d); lower chunk" (int $settings.chunk) (int $settings.context)) -}}
+{{- end -}}
+{{- if and $settings.max_tokens_limit $settings.default_max_tokens (gt (int $settings.default_max_tokens) (int $settings.max_tokens_limit)) -}}
+{{- fail (printf "settings.default_max_tokens (%d) is larger than settings.max_tokens_limit (%d), which cuts it; lower it" (int $settings.default_max_tokens) (int $settings.max_tokens_limit)) -}}
 {{- end -}}
 {{- end }}
 
@@ -132,6 +138,11 @@
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
 {{- fail "ingress.enabled needs ingress.hosts: the server answers only to names that it knows" -}}
+{{- end -}}
+{{- range include "tandem.hostNames" . | fromYamlArray -}}
+{{- if hasPrefix "*." . -}}
+{{- fail (printf "%s is no name that the server could compare with Host; name each host, or put * into settings.allowed_hosts to answer to all" .) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.httpRoute.enabled (or (not .Values.httpRoute.parentRefs) (not .Values.httpRoute.hostnames)) -}}
 {{- fail "httpRoute.enabled needs httpRoute.parentRefs and httpRoute.hostnames" -}}

@@ -42,5 +42,6 @@
 {{- if .Values.virtualService.enabled -}}
 {{- $names = concat $names .Values.virtualService.hosts -}}
 {{- end -}}
-{{- concat $names (.Values.settings.allowed_hosts | default list) | uniq | toYaml -}}
+{{- $given := .Values.settings.allowed_hosts | default list -}}
+{{- ternary (list "*") (concat $names $given | uniq) (has "*" $given) | toYaml -}}
 {{- end }}
