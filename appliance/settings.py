@@ -45,7 +45,7 @@ class Elastic(BaseModel):
         None,
         ge=0,
         le=1023,
-        description="Threads of the lead's pool that sit out while the helper is awake. Left out: as many as the helper has.",
+        description="Threads of the lead's pool that sit out while those of the helper compute. Left out: as many as the helper has.",
     )
     peer_hot_ratio: float = Field(
         0.5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -18,7 +19,7 @@ from appliance.desk.inputs import Cancel, Drain, Ending, EngineEnded, EngineSaid
 from appliance.desk.lines import ControlAnswer, ControlError, EngineLine
 from appliance.desk.status import PairPhase
 from appliance.errors import CapacityError
-from appliance.protocol import ControlErrorCode, Finished, FinishReason, Generate, Ready, Started, Word
+from appliance.protocol import ControlErrorCode, Finished, FinishReason, Generate, Ready, Started, Tokens, Word
 from appliance.units import MIB
 
 LANES = (("lead", "host:0"), ("helper", "host:1"))
@@ -331,13 +332,34 @@ def test_the_second_request_wakes_the_helper_in_the_order_that_memory_needs() ->
     assert rig.lines_since(mark) == [("lead", "PEER_DETACH")]
     assert rig.phase is PairPhase.WAKING
     rig.answer("lead")
-    assert rig.lines_since(mark)[1:] == [("lead", "POOL_HOLD 2"), ("helper", "VRAM")]
+    assert rig.lines_since(mark)[1:] == [("helper", "VRAM")]
     assert len(rig.assigned) == 1
     rig.answer("helper")
     assert rig.assigned[1] == ("b", "helper")
     rig.answer_all()
-    assert rig.lines_since(mark)[3:] == [("helper", "LINK_SERVE 1"), ("lead", "LINK_SERVE 1")]
+    assert rig.lines_since(mark)[2:] == [("lead", "POOL_HOLD 2"), ("helper", "LINK_SERVE 1"), ("lead", "LINK_SERVE 1")]
     assert rig.phase is PairPhase.AWAKE
+
+
+def test_threads_of_the_lead_sit_out_only_while_those_of_the_helper_compute() -> None:
+    rig = awake()
+    mark = len(rig.sent)
+    rig.finish("helper")
+    rig.answer_all()
+    assert rig.lines_since(mark) == [("lead", "POOL_HOLD 0")]
+    rig.submit("c")
+    assert rig.lines_since(mark)[1:] == [("lead", "POOL_HOLD 2")]
+
+
+def test_a_gpu_computes_the_helpers_prompt_without_its_threads() -> None:
+    rig = settled(replace(ELASTIC, prompts_take_threads=False))
+    rig.submit("a")
+    rig.submit("b")
+    rig.answer_all()
+    assert rig.assigned[1] == ("b", "helper")
+    assert ("lead", "POOL_HOLD 2") not in rig.sent
+    rig.say("helper", Tokens(id="b", ids=[7]))
+    assert rig.sent[-1] == ("lead", "POOL_HOLD 2")
 
 
 def test_the_log_says_that_the_helper_is_awake_when_it_is() -> None:
@@ -355,6 +377,7 @@ def test_the_log_says_that_the_helper_is_awake_when_it_is() -> None:
 def test_when_two_are_no_longer_there_the_helper_falls_asleep_after_a_while() -> None:
     rig = awake()
     rig.finish("helper")
+    rig.answer_all()
     mark = len(rig.sent)
     rig.pass_time(9.9)
     assert rig.lines_since(mark) == []
@@ -362,7 +385,7 @@ def test_when_two_are_no_longer_there_the_helper_falls_asleep_after_a_while() ->
     rig.answer_all()
     assert rig.phase is PairPhase.ASLEEP
     assert set(rig.lines_since(mark)) == {
-        ("lead", "LINK_SERVE 0"), ("helper", "LINK_SERVE 0"), ("helper", "VRAM 5"), ("lead", "POOL_HOLD 0"), ("lead", "PEER_ATTACH"),
+        ("lead", "LINK_SERVE 0"), ("helper", "LINK_SERVE 0"), ("helper", "VRAM 5"), ("lead", "PEER_ATTACH"),
     }  # fmt: skip
     assert rig.lines_since(mark).index(("helper", "VRAM 5")) < rig.lines_since(mark).index(("lead", "PEER_ATTACH"))
 
@@ -467,8 +490,8 @@ def test_a_helper_that_finds_its_memory_taken_is_barred_and_the_lead_takes_the_c
     rig.submit("a")
     rig.submit("b")
     rig.answer("lead")
-    rig.say("helper", rig.engines["helper"].refuse())
     mark = len(rig.sent)
+    rig.say("helper", rig.engines["helper"].refuse())
     rig.answer_all()
     assert ("lead", "PEER_ATTACH") in rig.lines_since(mark)
     assert rig.engines["lead"].has_slots
@@ -479,7 +502,6 @@ def test_a_wake_that_takes_too_long_is_given_up_and_a_helper_that_hangs_is_repla
     rig = settled()
     rig.submit("a")
     rig.submit("b")
-    rig.answer("lead")
     rig.answer("lead")
     rig.pass_time(5.1)
     assert rig.engines["helper"].is_doomed

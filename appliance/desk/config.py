@@ -53,7 +53,9 @@ class ElasticConfig:
     bar_s: float = 60.0
     """After a failed wake the helper is left alone for so long."""
     hold_threads: int = 0
-    """Threads of the lead's pool that sit out while the helper is awake: its cores."""
+    """Threads of the lead's pool that sit out while the helper's compute: its cores."""
+    prompts_take_threads: bool = True
+    """A GPU computes prompts without them."""
     peer: bool = True
     """The lead uses the second card while the helper sleeps."""
     link: bool = True

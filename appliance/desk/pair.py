@@ -282,7 +282,7 @@ class Pair:
     def _lead_orders(self) -> Sequence[_Order]:
         lead, helper = self._lead, self._helper
         orders: list[_Order] = []
-        held = self._config.hold_threads if self._wants_awake or helper.may_hold else 0
+        held = self._held_threads()
         serving = self._config.link and self._wants_awake and helper.has_memory
         if lead.serving and not serving:
             orders.append(_serve(False))
@@ -295,6 +295,12 @@ class Pair:
         if serving and not lead.serving:
             orders.append(_serve(True))
         return orders
+
+    def _held_threads(self) -> int:
+        """The lead's, while the helper's own threads compute."""
+        run = self._helper.lane.run
+        computes = run is not None and (self._config.prompts_take_threads or run.generated_tokens > 0)
+        return self._config.hold_threads if computes else 0
 
     def _helper_orders(self) -> Sequence[_Order]:
         lead, helper = self._lead, self._helper

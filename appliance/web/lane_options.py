@@ -10,7 +10,7 @@ from appliance.desk.config import ElasticConfig
 from appliance.memory.limits import usable_cores
 from appliance.memory.link_file import link_path, remove_unused_links
 from appliance.memory.parked import parked_folder, remove_unused_folders
-from appliance.memory.plan import Plan
+from appliance.memory.plan import Plan, is_gpu
 from appliance.settings import Settings
 from appliance.units import MIB
 
@@ -45,7 +45,7 @@ def pair_options(settings: Settings, plan: Plan, content_id: str) -> PairOptions
 
 
 def _elastic(settings: Settings, plan: Plan, parked: tuple[str, ...], link: Path, files: tuple[Path, ...]) -> PairOptions:
-    """The lead has all cores, and lets the helper have its own while it is awake."""
+    """The lead has all cores, and lets the helper have its own while it computes."""
     elastic = settings.elastic
     lead_threads = settings.pool_threads or usable_cores()
     helper_threads = settings.pool_threads or max(1, usable_cores() // 2)
@@ -63,6 +63,7 @@ def _elastic(settings: Settings, plan: Plan, parked: tuple[str, ...], link: Path
         wake_limit_s=elastic.wake_limit_s,
         bar_s=elastic.bar_s,
         hold_threads=held,
+        prompts_take_threads=not is_gpu(second.card),
         peer=elastic.peer,
         link=elastic.link,
     )

@@ -59,8 +59,19 @@ __device__ __forceinline__ void add_rows(const WindowBlock<Value, kQueries, kDim
 }
 
 template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ MixPlace mix_place(const WindowBlock<Value, kQueries, kDim>& block, const WindowSpans& spans,
+                                              const ChunkPlace& place, bool alone) {
+    const int64_t dim = block.head_dim(), per_head = spans.num_spans * dim;
+    const bool first = place.tile == place.span * kSpanTiles;
+    if (alone) return {first, alone, block.out - block.first_head * dim, dim << block.heads_shift, dim};
+    return {first, alone, spans.out_of(0, 0, place.span), per_head * spans.query_heads, per_head};
+}
+
+// `alone`: the chunk is all that the window sees. The sums and states of the block's queries stay in shared memory then.
+template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void attend_chunk(const WindowBlock<Value, kQueries, kDim>& block, const AttentionWindowProblem& p,
-                                             const WindowSpans& spans, const ChunkPlace& place, const ChunkPlace& next) {
+                                             const WindowSpans& spans, const ChunkPlace& place, const ChunkPlace& next,
+                                             bool alone) {
     const bool first = place.tile == place.span * kSpanTiles, last = next.span != place.span;
     const bool has_new = (place.tile + block.chunk_tiles) * kKvTile > block.position;
     if (first && block.thread() < kQueries) block.states[block.thread()] = {-INFINITY, 0.0f};
@@ -77,9 +88,8 @@ __device__ __forceinline__ void attend_chunk(const WindowBlock<Value, kQueries, 
     advance_chunk(block, place.tile);
     finish_copies<1>();
     if (block.thread() < kQueries) advance_state(block, block.thread(), place.tile);
-    const int64_t per_head = spans.num_spans * block.head_dim();
-    mix_chunk(block, place.tile, place.span, {first, spans.out_of(0, 0, place.span), per_head * p.query_heads, per_head});
-    if (last && block.thread() < kQueries) store_states(block, spans, block.thread(), place.span);
+    mix_chunk(block, place.tile, place.span, mix_place(block, spans, place, alone));
+    if (last && !alone && block.thread() < kQueries) store_states(block, spans, block.thread(), place.span);
     __syncthreads();
     start_chunk<false>(block, p.kv, next.tile);
 }
@@ -100,12 +110,14 @@ __global__ void attention_window_kernel(const WindowArguments arguments) {
     device::launch_dependents();
     make_rows(rows, has_new, first_turn);
     const WindowSpans spans = WindowSpans::of(p);
+    const bool alone = num_spans == 1 && block.chunk_tiles == kSpanTiles;
 #pragma unroll 1
     while (place.span < num_spans) {
         const ChunkPlace next = next_chunk(block, place);
-        attend_chunk(block, p, spans, place, next);
+        attend_chunk(block, p, spans, place, next, alone);
         place = next;
     }
+    if (alone) return finish_part(block, p);
     const auto num_blocks = static_cast<uint32_t>(min(num_spans, static_cast<int>(gridDim.y)));
     if (!last_of_part(block, p.counters + blockIdx.x, num_blocks)) return;
     merge_spans(block, spans);

@@ -156,9 +156,10 @@ __device__ __forceinline__ void mix_tile(const Value* values, int head_dim, cons
 }
 
 // Where sums of values lie between the chunks of a span and behind its last: in the scratch, so that shared memory is left for
-// another block.
+// another block; those of a span that is alone and has one chunk in block.out.
 struct MixPlace {
     bool first;   // chunk of the span: sums start at zero
+    bool alone;   // the only span: no merge follows, which would have made +0 of -0
     float* sums;  // of (row 0, head 0)
     int64_t row;  // floats from a row to the next
     int64_t head;
@@ -193,7 +194,8 @@ __device__ __forceinline__ void mix_item(const Block& block, int first, int pair
     }
 #pragma unroll
     for (int q = 0; q < kNum; q++)
-        if (stored[q]) *stored[q] = sums[q];
+        if (stored[q])
+            *stored[q] = place.alone ? float2{quant::add(sums[q].x, 0.0f), quant::add(sums[q].y, 0.0f)} : sums[q];
 }
 
 template <class Value, int kQueries, int kDim>
