@@ -4,7 +4,7 @@
 
 namespace tandem {
 
-constexpr int kTile = 32;  // at most: the rows that a row kernel turns at once where it has three input rows or more
+constexpr int kTile = 32;  // at most: the rows that a row kernel turns at once where it has several input rows
 
 // Fewer for one or two input rows, where kernels go row by row, if threads would not get four tiles each: few tiles leave threads
 // without work in the last round.

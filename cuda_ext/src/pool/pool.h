@@ -7,7 +7,7 @@
 //            one that it saw, says which part it has, or that there was none.
 //   phase    what the loop calls: written before the ticket, read only by who has claimed a part. A phase cannot end while
 //            a claimed part is not done, so a thread that comes late never takes one phase's part with another's call.
-//   done     counts parts; a thread adds its own at once when it finds no further one.
+//   done     parts done by others than the driver; a thread adds up its own and puts them here when it finds no further one.
 //
 // Nothing waits for all threads: one that the system does not let run holds up the part that it has claimed, no other.
 // Which thread computes which item is not fixed; results must not depend on it.
