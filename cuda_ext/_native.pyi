@@ -1,6 +1,6 @@
 """Kernels of the expert tiers and host cards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import enum
 from typing import Annotated
 
@@ -75,7 +75,12 @@ class Pool:
     def num_held(self) -> int: ...
 
     def hold(self, num: int) -> None:
-        """From the next run on, the last `num` threads sit out."""
+        """From the next loop on, the last `num` threads sit out."""
+
+    def parallel_for(self, num_items: int, grain: int, fn: Callable) -> None:
+        """
+        Calls fn(begin, end) for parts of [0, num_items) on the pool's threads; when all are done, raises what a call raised first.
+        """
 
 class HostCard:
     """A card in host memory. Thread-safe."""

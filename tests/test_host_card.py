@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from pathlib import Path
@@ -54,6 +55,60 @@ def test_held_threads_stay_held_until_they_are_let_go() -> None:
     assert pool.num_held == 0
     with pytest.raises(ValueError, match="cannot hold 3 of 3 threads; at least one must go on"):
         pool.hold(3)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 9])
+def test_every_item_is_done_once_whatever_threads_are_held(num_threads: int) -> None:
+    pool = native.Pool(num_threads)
+    rng = random.Random(num_threads)
+    for _ in range(2000):
+        pool.hold(rng.randrange(num_threads))
+        num_items, grain = rng.randrange(50), rng.randrange(1, 8)
+        done: list[int] = []
+        pool.parallel_for(num_items, grain, lambda begin, end: done.extend(range(begin, end)))  # noqa: B023
+        assert sorted(done) == list(range(num_items))
+
+
+def test_a_thread_that_is_stuck_holds_up_one_part_alone() -> None:
+    num_items = 40
+    driver = threading.get_ident()
+    done = dict.fromkeys([driver, 0], 0)
+    stuck, rest_done = threading.Event(), threading.Event()
+
+    def part(begin: int, end: int) -> None:
+        by_driver = threading.get_ident() == driver
+        if by_driver:
+            assert stuck.wait(DEADLINE_S)
+        else:
+            stuck.set()
+            assert rest_done.wait(DEADLINE_S)
+        done[driver if by_driver else 0] += end - begin
+        if done[driver] == num_items - 1:
+            rest_done.set()
+
+    native.Pool(2).parallel_for(num_items, 1, part)
+    assert done == {driver: num_items - 1, 0: 1}
+
+
+def test_sleeping_threads_are_woken_for_every_loop() -> None:
+    pool = native.Pool(3)
+    meeting = threading.Barrier(3)
+    for pause_s in (0.0, 0.05, 0.001, 0.05):
+        threading.Event().wait(pause_s)
+        pool.parallel_for(3, 1, lambda _begin, _end: meeting.wait(DEADLINE_S))
+
+
+def test_an_error_in_a_loop_is_raised_when_all_items_are_done() -> None:
+    done: list[int] = []
+
+    def part(begin: int, _end: int) -> None:
+        done.append(begin)
+        if begin == 3:
+            raise KeyError("three")
+
+    with pytest.raises(KeyError, match="three"):
+        native.Pool(3).parallel_for(8, 1, part)
+    assert sorted(done) == list(range(8))
 
 
 @pytest.mark.parametrize("num_threads", [0, 5000])

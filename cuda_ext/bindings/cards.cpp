@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <span>
 
@@ -61,6 +62,23 @@ void run(HostCard& card, const std::shared_ptr<Program>& program, const Tokens& 
     card.run(program, rows, position, num_logits);
 }
 
+void parallel_for(Pool& pool, int64_t num_items, int64_t grain, const nb::callable& fn) {
+    std::exception_ptr raised;  // the GIL guards it
+    const auto call = [&](int64_t begin, int64_t end) {
+        nb::gil_scoped_acquire acquired;
+        try {
+            fn(begin, end);
+        } catch (...) {
+            if (!raised) raised = std::current_exception();
+        }
+    };
+    {
+        nb::gil_scoped_release released;
+        pool.parallel_for(num_items, grain, call);
+    }
+    if (raised) std::rethrow_exception(raised);
+}
+
 }  // namespace
 
 void bind_cards(nb::module_& module) {
@@ -93,7 +111,10 @@ void bind_cards(nb::module_& module) {
         .def(nb::init<int>(), nb::arg("num_threads"))
         .def_prop_ro("num_threads", &Pool::num_threads)
         .def_prop_ro("num_held", &Pool::num_held)
-        .def("hold", &Pool::hold, nb::arg("num"), "From the next run on, the last `num` threads sit out.");
+        .def("hold", &Pool::hold, nb::arg("num"), "From the next loop on, the last `num` threads sit out.")
+        .def("parallel_for", &parallel_for, nb::arg("num_items"), nb::arg("grain"), nb::arg("fn"),
+             "Calls fn(begin, end) for parts of [0, num_items) on the pool's threads; when all are done, raises what a call raised "
+             "first.");
 
     nb::class_<HostCard>(module, "HostCard", "A card in host memory. Thread-safe.")
         .def(

@@ -83,10 +83,7 @@ void CudaRecorder::angles(const std::vector<double>& frequencies, double magnitu
             }
         }
     };
-    program_->card().pool().run([&](Worker& worker) {
-        worker.parallel_for(context, fill);
-        worker.barrier();
-    });
+    program_->card().pool().parallel_for(context, fill);
     program_->card().write(out, table.data(), table.size() * sizeof(float));
 }
 

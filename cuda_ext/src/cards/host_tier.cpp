@@ -70,16 +70,10 @@ void HostTier::begin() {
 }
 
 void HostTier::serve(Pool& pool) {
-    bool more = false;  // written by one thread at a barrier, so that all threads see one value
-    pool.run([&](Worker& worker) {
-        for (;;) {
-            if (worker.index() == 0) more = await_post();
-            worker.barrier();
-            if (!more) return;
-            expert_rows(worker, problem_, post_.request->num_pairs);
-            worker.barrier([&] { publish(); });
-        }
-    });
+    while (await_post()) {
+        expert_rows(pool, problem_);
+        publish();
+    }
 }
 
 void HostTier::await_end() {

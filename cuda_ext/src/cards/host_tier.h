@@ -43,7 +43,7 @@ class HostTier {
     // Nothing may be running on the card. What an aborted window posted last is forgotten.
     void begin();
 
-    // One job of the pool: a thread looks for posts, all threads compute. Between windows the pool sleeps.
+    // This thread looks for posts, the pool computes them. Between windows the pool sleeps.
     void serve(Pool& pool);
 
     // Waits, without the pool, for the end of a window that cannot post.

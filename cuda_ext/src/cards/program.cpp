@@ -35,14 +35,12 @@ void Program::set_window(std::span<const int32_t> tokens, int64_t position, int 
 }
 
 void Program::run(Pool& pool) {
-    bool given_up = false;  // written by the last thread at a barrier, so that all threads see one value
-    pool.run([&](Worker& worker) {
-        for (const Operation& operation : operations_) {
-            operation(worker, window_);
-            worker.barrier([&] { given_up = interrupted_.load(std::memory_order_relaxed); });
-            if (given_up) return;
-        }
-    });
+    bool given_up = false;
+    for (const Operation& operation : operations_) {
+        operation(pool, window_);
+        given_up = interrupted_.load(std::memory_order_relaxed);
+        if (given_up) break;
+    }
     interrupted_.store(false, std::memory_order_relaxed);
     if (given_up) throw Interrupted();
 }

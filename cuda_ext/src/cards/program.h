@@ -20,7 +20,7 @@ struct Interrupted : std::runtime_error {
 // Thread rule: recorded by one thread, then run by the card's command thread; `interrupt` by any.
 class Program {
   public:
-    using Operation = std::function<void(Worker&, const Window&)>;
+    using Operation = std::function<void(Pool&, const Window&)>;
 
     struct Limits {
         int max_rows;

@@ -84,14 +84,14 @@ int64_t Recorder::most(Rows rows) const {
 void Recorder::angles(const std::vector<double>& frequencies, double magnitude, const View& out) {
     AnglesProblem problem{frequencies, magnitude, nullptr};
     problem.out = part<float>(out, most(Rows::all) * static_cast<int64_t>(frequencies.size()) * 2, "angles");
-    program_->add([problem](Worker& worker, const Window& window) { tandem::angles(worker, problem, window); });
+    program_->add([problem](Pool& pool, const Window& window) { tandem::angles(pool, problem, window); });
 }
 
 void Recorder::embed(const Matrix& table, const View& out) {
     require(table.weights.rows >= program_->limits().vocab, "the embedding has fewer rows than the vocabulary has tokens");
     program_->keep(table.memory);
     const EmbedProblem problem{table.weights, part<float>(out, most(Rows::all) * table.weights.columns, "embed")};
-    program_->add([problem](Worker& worker, const Window& window) { tandem::embed(worker, problem, window); });
+    program_->add([problem](Pool& pool, const Window& window) { tandem::embed(pool, problem, window); });
 }
 
 void Recorder::norm(const View& x, const View& gamma, float eps, Rows rows, const RowsMemory& out) {
@@ -105,14 +105,14 @@ void Recorder::norm(const View& x, const View& gamma, float eps, Rows rows, cons
     problem.groups = groups(out, most(rows), "norm: groups");
     problem.kernels = row_kernels_;
     require(problem.values != problem.x, "norm: input and output must differ");
-    program_->add([problem](Worker& worker, const Window& window) { tandem::norm(worker, problem, window); });
+    program_->add([problem](Pool& pool, const Window& window) { tandem::norm(pool, problem, window); });
 }
 
 void Recorder::quantise(const RowsMemory& rows) {
     const Activations x = activations(rows, most(Rows::all), "quantise");
     require(x.groups != nullptr, "quantise: there is no memory for the groups");
     const QuantiseProblem problem{x.values, x.width, const_cast<quant::ActGroup*>(x.groups), row_kernels_};
-    program_->add([problem](Worker& worker, const Window& window) { tandem::quantise(worker, problem, window); });
+    program_->add([problem](Pool& pool, const Window& window) { tandem::quantise(pool, problem, window); });
 }
 
 void Recorder::matmul(const std::vector<Product>& products, const RowsMemory& x, Rows rows) {
@@ -126,7 +126,7 @@ void Recorder::matmul(const std::vector<Product>& products, const RowsMemory& x,
         problem.parts.push_back({weights, part<float>(product.out, num, "matmul: output"),
                                  product.residual.empty() ? nullptr : part<float>(product.residual, num, "matmul: residual")});
     }
-    program_->add([problem](Worker& worker, const Window& window) { tandem::matmul(worker, problem, window); });
+    program_->add([problem](Pool& pool, const Window& window) { tandem::matmul(pool, problem, window); });
 }
 
 void Recorder::rotary(const Heads& heads, const KvMemory& kv) {
@@ -143,7 +143,7 @@ void Recorder::rotary(const Heads& heads, const KvMemory& kv) {
     problem.angles = part<float>(heads.angles, rows * dim, "rotary: angles");
     problem.kv = kv.layer;
     problem.kernels = vector_kernels_;
-    program_->add([problem](Worker& worker, const Window& window) { tandem::rotary(worker, problem, window); });
+    program_->add([problem](Pool& pool, const Window& window) { tandem::rotary(pool, problem, window); });
 }
 
 void Recorder::attention(const View& query, int query_heads, const KvMemory& kv, float scale, const View& spans, const View& out) {
@@ -163,7 +163,7 @@ void Recorder::attention(const View& query, int query_heads, const KvMemory& kv,
                                    num_spans,
                                    part<float>(out, rows * width, "attention: output"),
                                    vector_kernels_};
-    program_->add([problem](Worker& worker, const Window& window) { tandem::attention(worker, problem, window); });
+    program_->add([problem](Pool& pool, const Window& window) { tandem::attention(pool, problem, window); });
 }
 
 void Recorder::route(const View& logits, const Gate& gate, std::shared_ptr<ExpertTable> table, int layer, const View& routed) {
@@ -183,7 +183,7 @@ void Recorder::route(const View& logits, const Gate& gate, std::shared_ptr<Exper
     problem.routed = Routed::in(routed, program_->limits().max_rows, gate.top_k, num_experts);
     problem.kernels = vector_kernels_;
     program_->keep(routed);
-    program_->add([problem, table](Worker& worker, const Window& window) { tandem::route(worker, problem, window); });
+    program_->add([problem, table](Pool& pool, const Window& window) { tandem::route(pool, problem, window); });
 }
 
 void Recorder::experts(const Expert& expert, const std::shared_ptr<ExpertTable>& table, int layer, int top_k, const View& routed,
@@ -216,10 +216,10 @@ void Recorder::experts(const Expert& expert, const std::shared_ptr<ExpertTable>&
     problem.vector_kernels = vector_kernels_;
     problem.layer = layer;
     program_->keep(routed);
-    program_->add([problem, table, program = program_.get()](Worker& worker, const Window& window) {
+    program_->add([problem, table, program = program_.get()](Pool& pool, const Window& window) {
         ExpertsProblem now = problem;
         now.linked = table->linked();
-        tandem::experts(worker, now, window);
+        tandem::experts(pool, now, window);
         if (now.linked && now.linked->lost()) program->interrupt();
     });
 }

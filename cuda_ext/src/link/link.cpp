@@ -238,7 +238,7 @@ uint32_t Link::compute(int layer, const RequestExpert& expert) {
     problem.expert_rows = served_.rows + expert.first * hidden;
     problem.row_kernels = &quant::row_kernels(options_.isa);
     problem.vector_kernels = &vector_kernels(options_.isa);
-    pool_.run([&](Worker& worker) { expert_rows(worker, problem, expert.count); });
+    expert_rows(pool_, problem);
     return found.tier == Tier::own ? 0 : 1;
 }
 

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kMaxStates = 64;  // (row, head) pairs of one block of rows
 constexpr int kMaxBlockRows = 8;
+constexpr int64_t kLeastMerges = 32;  // of one part: merging a span takes some 50 ns
 
 // The rows of one item: consecutive, and all query heads of one key/value head.
 struct Block {
@@ -148,7 +149,7 @@ void merge_split(const AttentionProblem& p, const Window& window, int64_t row, i
 
 }  // namespace
 
-void attention(Worker& worker, const AttentionProblem& p, const Window& window) {
+void attention(Pool& pool, const AttentionProblem& p, const Window& window) {
     const int group = p.query_heads / p.kv.num_heads, rows = block_rows(group);
     const int64_t blocks = (window.num_rows + rows - 1) / rows;
     const auto block_of = [&](int64_t block, int64_t kv_head) {
@@ -156,7 +157,7 @@ void attention(Worker& worker, const AttentionProblem& p, const Window& window) 
         return Block{first, std::min(rows, window.num_rows - first), static_cast<int>(kv_head), group};
     };
     if (window.num_rows > kSplitRows) {
-        worker.parallel_for(blocks * p.kv.num_heads, 1, [&](int64_t begin, int64_t end) {
+        pool.parallel_for(blocks * p.kv.num_heads, 1, [&](int64_t begin, int64_t end) {
             // Late rows see most positions: they come first, so that the last items are small.
             for (int64_t item = begin; item < end; item++)
                 attend_block(p, window, block_of(blocks - 1 - item / p.kv.num_heads, item % p.kv.num_heads));
@@ -164,14 +165,14 @@ void attention(Worker& worker, const AttentionProblem& p, const Window& window) 
         return;
     }
     const int64_t spans = (window.position + window.num_rows - 1) / kSpan + 1;
-    worker.parallel_for(blocks * p.kv.num_heads * spans, 1, [&](int64_t begin, int64_t end) {
+    pool.parallel_for(blocks * p.kv.num_heads * spans, 1, [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; item++) {
             const int64_t head = item / spans;
             attend_split(p, window, block_of(head / p.kv.num_heads, head % p.kv.num_heads), item % spans);
         }
     });
-    worker.barrier();
-    worker.parallel_for(int64_t{window.num_rows} * p.query_heads, [&](int64_t begin, int64_t end) {
+    const int64_t num_items = int64_t{window.num_rows} * p.query_heads;
+    pool.parallel_for(num_items, std::max(kLeastMerges / spans, pool.grain_of(num_items, 2)), [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; item++)
             merge_split(p, window, item / p.query_heads, static_cast<int>(item % p.query_heads));
     });

@@ -24,6 +24,6 @@ struct AttentionProblem {
     const VectorKernels* kernels;
 };
 
-void attention(Worker& worker, const AttentionProblem& problem, const Window& window);
+void attention(Pool& pool, const AttentionProblem& problem, const Window& window);
 
 }  // namespace tandem

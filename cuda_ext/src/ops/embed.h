@@ -10,6 +10,6 @@ struct EmbedProblem {
     float* out;     // [rows, width]
 };
 
-void embed(Worker& worker, const EmbedProblem& problem, const Window& window);
+void embed(Pool& pool, const EmbedProblem& problem, const Window& window);
 
 }  // namespace tandem

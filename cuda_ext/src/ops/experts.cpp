@@ -2,13 +2,15 @@
 
 #include <algorithm>
 
+#include "ops/tiles.h"
+
 namespace tandem {
 
 namespace {
 
-constexpr int kTile = 32;       // weight rows of one item: those of gate and up give one block of activations
+static_assert(kTile == 32);     // a tile of gate and up gives one block of activations
 constexpr int kInputRows = 64;  // input rows of one kernel call
-constexpr int kFewRows = 16;    // of a window: here a barrier costs more than reading all experts' input rows once per tile
+constexpr int kFewRows = 16;    // of a window: here a loop more costs more than reading all experts' input rows once per tile
 
 // The tile's 32 values of one pair as a block of its quantised row; behind the last one the row's group is filled up with zeros.
 void quantise_tile(const ExpertsProblem& p, const float* values, int64_t pair, int64_t r0) {
@@ -66,70 +68,64 @@ void combine(const ExpertsProblem& p, int64_t row, int64_t r0, int num_rows) {
 }
 
 // From the routed input rows to the rows that `down` takes, in the order of Routed::order.
-void hidden_rows(Worker& worker, const ExpertsProblem& p) {
+void hidden_rows(Pool& pool, const ExpertsProblem& p) {
     const int64_t used = *p.routed.num_experts, tiles = (p.gate.rows + kTile - 1) / kTile;
-    worker.parallel_for(used * tiles, [&](int64_t begin, int64_t end) {
+    pool.parallel_for(used * tiles, [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; item++) gate_and_up(p, p.routed.experts[item / tiles], item % tiles * kTile);
     });
-    worker.barrier();
 }
 
-// Calls fn(r0, num_rows) for every tile of the down matrices' rows.
+// Calls fn(r0, num_rows) for tiles [begin, end) of the down matrices' rows.
 template <class Fn>
-void for_tiles(const ExpertsProblem& p, int64_t begin, int64_t end, Fn&& fn) {
-    for (int64_t tile = begin; tile < end; tile++)
-        fn(tile * kTile, static_cast<int>(std::min<int64_t>(kTile, p.down.rows - tile * kTile)));
+void for_tiles(const ExpertsProblem& p, int tile, int64_t begin, int64_t end, Fn&& fn) {
+    for (int64_t i = begin; i < end; i++) fn(i * tile, static_cast<int>(std::min<int64_t>(tile, p.down.rows - i * tile)));
 }
 
-int64_t down_tiles(const ExpertsProblem& p) {
-    return (p.down.rows + kTile - 1) / kTile;
+int64_t down_tiles(const ExpertsProblem& p, int tile) {
+    return (p.down.rows + tile - 1) / tile;
 }
 
-// Few rows: a tile of all experts, and what `fn` makes of it, by one thread and without a barrier.
-template <class Fn>
-void down_by_tile(Worker& worker, const ExpertsProblem& p, Fn&& fn) {
-    worker.parallel_for(down_tiles(p), [&](int64_t begin, int64_t end) {
-        for_tiles(p, begin, end, [&](int64_t r0, int num_rows) {
-            for (int64_t i = 0; i < *p.routed.num_experts; i++) down(p, p.routed.experts[i], r0, num_rows);
-            fn(r0, num_rows);
-        });
-    });
+// Few rows: a tile of all experts and its sums by one thread, in one loop.
+void down_by_tile(Pool& pool, const ExpertsProblem& p, int num_rows) {
+    const int tile = tile_rows(p.down.rows, num_rows, pool.num_active());
+    const auto compute = [&](int64_t r0, int height) {
+        for (int64_t i = 0; i < *p.routed.num_experts; i++) down(p, p.routed.experts[i], r0, height);
+        for (int64_t row = 0; row < num_rows; row++) combine(p, row, r0, height);
+    };
+    pool.parallel_for(down_tiles(p, tile), [&](int64_t begin, int64_t end) { for_tiles(p, tile, begin, end, compute); });
 }
 
 // Many rows: expert by expert, so that an expert's input rows stay in the cache for all its tiles.
-void down_by_expert(Worker& worker, const ExpertsProblem& p) {
-    const int64_t tiles = down_tiles(p);
-    worker.parallel_for(*p.routed.num_experts * tiles, [&](int64_t begin, int64_t end) {
+void down_by_expert(Pool& pool, const ExpertsProblem& p) {
+    const int64_t tiles = down_tiles(p, kTile);
+    pool.parallel_for(*p.routed.num_experts * tiles, [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; item++)
-            for_tiles(p, item % tiles, item % tiles + 1,
+            for_tiles(p, kTile, item % tiles, item % tiles + 1,
                       [&](int64_t r0, int num_rows) { down(p, p.routed.experts[item / tiles], r0, num_rows); });
     });
 }
 
 }  // namespace
 
-void experts(Worker& worker, const ExpertsProblem& p, const Window& window) {
+void experts(Pool& pool, const ExpertsProblem& p, const Window& window) {
     const bool asks = p.linked && *p.routed.num_linked > 0;
-    if (asks && worker.index() == 0) p.linked->ask(p);
-    hidden_rows(worker, p);
-    if (asks) worker.barrier([&] { p.linked->collect(p); });
+    if (asks) p.linked->ask(p);
+    hidden_rows(pool, p);
+    if (asks) p.linked->collect(p);
     if (window.num_rows <= kFewRows) {
-        down_by_tile(worker, p, [&](int64_t r0, int num_rows) {
-            for (int64_t row = 0; row < window.num_rows; row++) combine(p, row, r0, num_rows);
-        });
+        down_by_tile(pool, p, window.num_rows);
         return;
     }
-    down_by_expert(worker, p);
-    worker.barrier();
-    worker.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
+    down_by_expert(pool, p);
+    pool.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++)
-            for_tiles(p, 0, down_tiles(p), [&](int64_t r0, int num_rows) { combine(p, row, r0, num_rows); });
+            for_tiles(p, kTile, 0, down_tiles(p, kTile), [&](int64_t r0, int num_rows) { combine(p, row, r0, num_rows); });
     });
 }
 
-void expert_rows(Worker& worker, const ExpertsProblem& p, [[maybe_unused]] int64_t num_pairs) {
-    hidden_rows(worker, p);
-    down_by_expert(worker, p);
+void expert_rows(Pool& pool, const ExpertsProblem& p) {
+    hidden_rows(pool, p);
+    down_by_expert(pool, p);
 }
 
 }  // namespace tandem

@@ -39,10 +39,10 @@ struct ExpertsProblem {
     LinkedRows* linked;  // asked for the rows of the list's linked experts; or null where it has none
 };
 
-void experts(Worker& worker, const ExpertsProblem& problem, const Window& window);
+void experts(Pool& pool, const ExpertsProblem& problem, const Window& window);
 
-// The rows alone, `num_pairs` of them: `expert_rows` is filled in the order of Routed::order, nothing is combined. `out`, the
+// The rows alone: `expert_rows` is filled in the order of Routed::order, nothing is combined. `out`, the
 // weights, ids and places of the list are not read.
-void expert_rows(Worker& worker, const ExpertsProblem& problem, int64_t num_pairs);
+void expert_rows(Pool& pool, const ExpertsProblem& problem);
 
 }  // namespace tandem

@@ -5,7 +5,7 @@ namespace tandem {
 
 struct ExpertsProblem;
 
-// Implemented by the link. `ask` and `collect` alternate, each on one thread of the running program, with a barrier between.
+// Implemented by the link. `ask` and `collect` alternate, both on the thread that runs the program.
 class LinkedRows {
   public:
     virtual ~LinkedRows() = default;

@@ -2,15 +2,16 @@
 
 #include <algorithm>
 
+#include "ops/tiles.h"
+
 namespace tandem {
 
 namespace {
 
-constexpr int kTile = 32;       // weight rows of one item
 constexpr int kInputRows = 64;  // input rows of one kernel call
 
-int64_t tiles_of(const MatmulPart& part) {
-    return (part.weights.rows + kTile - 1) / kTile;
+int64_t tiles_of(const MatmulPart& part, int tile) {
+    return (part.weights.rows + tile - 1) / tile;
 }
 
 void add_residual(const MatmulPart& part, const float* tile, int64_t first_row, int num_x, int64_t r0, int num_rows) {
@@ -20,9 +21,8 @@ void add_residual(const MatmulPart& part, const float* tile, int64_t first_row, 
     }
 }
 
-void compute_tile(const MatmulProblem& p, const MatmulPart& part, int64_t r0, int num_inputs) {
+void compute_rows(const MatmulProblem& p, const MatmulPart& part, int64_t r0, int num_rows, int num_inputs) {
     const Weights& w = part.weights;
-    const int num_rows = static_cast<int>(std::min<int64_t>(kTile, w.rows - r0));
     quant::ActRow x[kInputRows];
     alignas(64) float tile[kInputRows * kTile];
     for (int first = 0; first < num_inputs; first += kInputRows) {
@@ -39,17 +39,20 @@ void compute_tile(const MatmulProblem& p, const MatmulPart& part, int64_t r0, in
 
 }  // namespace
 
-void matmul(Worker& worker, const MatmulProblem& p, const Window& window) {
+void matmul(Pool& pool, const MatmulProblem& p, const Window& window) {
     const int num_inputs = span_of(window, p.rows).count;
     if (num_inputs == 0) return;
-    int64_t num_tiles = 0;
-    for (const MatmulPart& part : p.parts) num_tiles += tiles_of(part);
-    worker.parallel_for(num_tiles, [&](int64_t begin, int64_t end) {
-        for (int64_t tile = begin; tile < end; tile++) {
-            int64_t index = tile;
+    int64_t num_rows = 0, num_tiles = 0;
+    for (const MatmulPart& part : p.parts) num_rows += part.weights.rows;
+    const int tile = tile_rows(num_rows, num_inputs, pool.num_active());
+    for (const MatmulPart& part : p.parts) num_tiles += tiles_of(part, tile);
+    pool.parallel_for(num_tiles, [&](int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; item++) {
+            int64_t index = item;
             const MatmulPart* part = p.parts.data();
-            for (; index >= tiles_of(*part); part++) index -= tiles_of(*part);
-            compute_tile(p, *part, index * kTile, num_inputs);
+            for (; index >= tiles_of(*part, tile); part++) index -= tiles_of(*part, tile);
+            const int64_t r0 = index * tile;
+            compute_rows(p, *part, r0, static_cast<int>(std::min<int64_t>(tile, part->weights.rows - r0)), num_inputs);
         }
     });
 }

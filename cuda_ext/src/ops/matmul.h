@@ -22,6 +22,6 @@ struct MatmulProblem {
     const quant::RowKernels* kernels;
 };
 
-void matmul(Worker& worker, const MatmulProblem& problem, const Window& window);
+void matmul(Pool& pool, const MatmulProblem& problem, const Window& window);
 
 }  // namespace tandem

@@ -28,17 +28,17 @@ float inverse_rms(const float* x, int64_t width, float eps) {
     return 1.0f / std::sqrt(acc[0] / static_cast<float>(width) + eps);
 }
 
-void norm(Worker& worker, const NormProblem& p, const Window& window) {
+void norm(Pool& pool, const NormProblem& p, const Window& window) {
     const RowSpan span = span_of(window, p.rows);
-    worker.parallel_for(span.count, 1, [&](int64_t begin, int64_t end) {
+    pool.parallel_for(span.count, 1, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++)
             norm_row(p, p.x + (span.first + row) * p.width, p.values + row * p.width,
                      p.groups ? p.groups + row * groups_of(p.width) : nullptr);
     });
 }
 
-void quantise(Worker& worker, const QuantiseProblem& p, const Window& window) {
-    worker.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
+void quantise(Pool& pool, const QuantiseProblem& p, const Window& window) {
+    pool.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++)
             p.kernels->quantise(p.x + row * p.width, p.width, 1.0f, p.groups + row * groups_of(p.width));
     });

@@ -20,7 +20,7 @@ struct NormProblem {
     const quant::RowKernels* kernels;
 };
 
-void norm(Worker& worker, const NormProblem& problem, const Window& window);
+void norm(Pool& pool, const NormProblem& problem, const Window& window);
 
 // Quantises rows as they are.
 struct QuantiseProblem {
@@ -30,7 +30,7 @@ struct QuantiseProblem {
     const quant::RowKernels* kernels;
 };
 
-void quantise(Worker& worker, const QuantiseProblem& problem, const Window& window);
+void quantise(Pool& pool, const QuantiseProblem& problem, const Window& window);
 
 // 1 / sqrt(mean of squares + eps) in the order above.
 float inverse_rms(const float* x, int64_t width, float eps);

@@ -1,5 +1,6 @@
 #include "ops/rotary.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ops/norm.h"
@@ -7,6 +8,8 @@
 namespace tandem {
 
 namespace {
+
+constexpr int64_t kLeastHeads = 4;  // of one part: a head takes less than half a microsecond
 
 void norm_head(const float* x, const float* gamma, int dim, float eps, float* out) {
     if (!gamma) {
@@ -63,9 +66,9 @@ void store_position(const RotaryProblem& p, int64_t position, int64_t row, int h
 
 }  // namespace
 
-void angles(Worker& worker, const AnglesProblem& p, const Window& window) {
+void angles(Pool& pool, const AnglesProblem& p, const Window& window) {
     const int64_t half = static_cast<int64_t>(p.frequencies.size());
-    worker.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
+    pool.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
             for (int64_t i = 0; i < half; i++) {
                 const double angle = static_cast<double>(window.position + row) * p.frequencies[i];
@@ -76,9 +79,10 @@ void angles(Worker& worker, const AnglesProblem& p, const Window& window) {
     });
 }
 
-void rotary(Worker& worker, const RotaryProblem& p, const Window& window) {
+void rotary(Pool& pool, const RotaryProblem& p, const Window& window) {
     const int64_t heads = p.query_heads + p.kv.num_heads;
-    worker.parallel_for(window.num_rows * heads, [&](int64_t begin, int64_t end) {
+    const int64_t num_items = window.num_rows * heads;
+    pool.parallel_for(num_items, std::max(kLeastHeads, pool.grain_of(num_items, 2)), [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; item++) {
             const int64_t row = item / heads;
             const int head = static_cast<int>(item % heads);

@@ -19,7 +19,7 @@ struct AnglesProblem {
     float* out;                       // [rows, head_dim / 2] cosines, sines alternating
 };
 
-void angles(Worker& worker, const AnglesProblem& problem, const Window& window);
+void angles(Pool& pool, const AnglesProblem& problem, const Window& window);
 
 enum class KvType { f16, f32 };
 
@@ -52,6 +52,6 @@ struct RotaryProblem {
     const VectorKernels* kernels;
 };
 
-void rotary(Worker& worker, const RotaryProblem& problem, const Window& window);
+void rotary(Pool& pool, const RotaryProblem& problem, const Window& window);
 
 }  // namespace tandem

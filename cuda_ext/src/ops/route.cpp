@@ -65,11 +65,11 @@ void sort_by_expert(const RouteProblem& p, int64_t pairs) {
 
 }  // namespace
 
-void route(Worker& worker, const RouteProblem& p, const Window& window) {
-    worker.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
+void route(Pool& pool, const RouteProblem& p, const Window& window) {
+    pool.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) route_row(p, row);
     });
-    worker.barrier([&] { sort_by_expert(p, int64_t{window.num_rows} * p.routed.top_k); });
+    sort_by_expert(p, int64_t{window.num_rows} * p.routed.top_k);
 }
 
 }  // namespace tandem

@@ -24,6 +24,6 @@ struct RouteProblem {
     const VectorKernels* kernels;
 };
 
-void route(Worker& worker, const RouteProblem& problem, const Window& window);
+void route(Pool& pool, const RouteProblem& problem, const Window& window);
 
 }  // namespace tandem

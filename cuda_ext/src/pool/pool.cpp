@@ -14,8 +14,6 @@ namespace tandem {
 
 namespace {
 
-constexpr uint32_t kActiveMask = 0xfff;
-constexpr uint32_t kNextEpoch = kActiveMask + 1;
 constexpr int kMaxThreads = 1024;
 constexpr int kPauses = 4000;  // about 40 us
 constexpr int kPausesOnSharedCores = 50;
@@ -34,10 +32,19 @@ void pause() {
 #endif
 }
 
+uint64_t new_ticket(uint32_t num_parts) {
+    return uint64_t{num_parts} << 32;
+}
+uint32_t next_part(uint64_t ticket) {
+    return static_cast<uint32_t>(ticket);
+}
+bool has_part(uint64_t ticket) {
+    return next_part(ticket) < ticket >> 32;
+}
+
 }  // namespace
 
-Pool::Pool(int num_threads)
-    : num_threads_(num_threads), pauses_(num_threads > usable_cores() ? kPausesOnSharedCores : kPauses), epoch_(num_threads) {
+Pool::Pool(int num_threads) : num_threads_(num_threads), pauses_(num_threads > usable_cores() ? kPausesOnSharedCores : kPauses) {
     require(num_threads >= 1 && num_threads <= kMaxThreads, "a pool of " + std::to_string(num_threads) +
                                                                 " threads was asked for; 1 to " + std::to_string(kMaxThreads) +
                                                                 " are possible");
@@ -47,65 +54,76 @@ Pool::Pool(int num_threads)
 
 Pool::~Pool() {
     stopping_.store(true);
-    epoch_.fetch_add(kNextEpoch);
-    epoch_.notify_all();
-    returns_.fetch_add(1);
-    returns_.notify_all();
+    for (std::atomic<uint32_t>* word : {&wakes_, &hold_changes_}) {
+        word->fetch_add(1);
+        word->notify_all();
+    }
     for (std::thread& thread : threads_) thread.join();
 }
 
 void Pool::hold(int num) {
     require(num >= 0 && num < num_threads_,
             "cannot hold " + std::to_string(num) + " of " + std::to_string(num_threads_) + " threads; at least one must go on");
-    held_.store(num, std::memory_order_relaxed);
+    held_.store(num);
+    hold_changes_.fetch_add(1);
+    hold_changes_.notify_all();
 }
 
-void Pool::run(const Job& job) {
-    const uint32_t before = epoch_.load(std::memory_order_relaxed);
-    const uint32_t active = num_threads_ - held_.load(std::memory_order_relaxed);
-    job_ = &job;
-    next_item_.store(0, std::memory_order_relaxed);
-    left_.store(0, std::memory_order_relaxed);
-    epoch_.store((before & ~kActiveMask) + kNextEpoch + active);  // publishes all of the above
-    if (active > 1) epoch_.notify_all();
-    if (active > (before & kActiveMask)) {
-        returns_.fetch_add(1);
-        returns_.notify_all();
+void Pool::run(const Phase& phase) {
+    const auto num_parts = static_cast<uint32_t>((phase.num_items + phase.grain - 1) / phase.grain);
+    phase_ = phase;
+    done_.store(0, std::memory_order_relaxed);
+    ticket_.store(new_ticket(num_parts));  // publishes all of the above
+    // Either this sees that a thread is about to sleep, or that thread sees the ticket.
+    if (asleep_.load() && asleep_.exchange(false)) {
+        wakes_.fetch_add(1);
+        wakes_.notify_all();
     }
-    Worker self(*this, 0, active);
-    job(self);
-    int spins = 0;
-    while (left_.load(std::memory_order_acquire) != static_cast<int>(active) - 1) rest(spins);
+    const uint32_t of_others = num_parts - take_parts();
+    for (int spins = 0; done_.load(std::memory_order_acquire) != of_others;) rest(spins);
+}
+
+uint32_t Pool::take_parts() {
+    if (!has_part(ticket_.load(std::memory_order_relaxed))) return 0;
+    uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acquire);
+    if (!has_part(ticket)) return 0;
+    const Phase phase = phase_;
+    uint32_t num_done = 0;
+    do {
+        const int64_t begin = next_part(ticket) * phase.grain;
+        phase.call(phase.context, begin, std::min(begin + phase.grain, phase.num_items));
+        num_done++;
+        ticket = ticket_.load(std::memory_order_relaxed);
+        if (has_part(ticket)) ticket = ticket_.fetch_add(1, std::memory_order_relaxed);  // still of this phase
+    } while (has_part(ticket));
+    return num_done;
 }
 
 void Pool::work(int index) {
-    uint32_t seen = num_threads_;
-    while (await_job(index, seen)) {
-        Worker self(*this, index, seen & kActiveMask);
-        (*job_)(self);
-        left_.fetch_add(1, std::memory_order_release);
-    }
-}
-
-bool Pool::await_job(int index, uint32_t& seen) const {
-    for (int spins = 0;;) {
-        const uint32_t epoch = epoch_.load();
-        if (stopping_.load()) return false;
-        if (epoch != seen) {
-            seen = epoch;
-            if (index < static_cast<int>(epoch & kActiveMask)) return true;
-            await_return(epoch);
+    for (int spins = 0; !stopping_.load(std::memory_order_relaxed);) {
+        if (index >= num_active()) {
+            sleep_while_held(index);
+        } else if (const uint32_t num_done = take_parts()) {
+            done_.fetch_add(num_done, std::memory_order_release);
+            spins = 0;
         } else if (spins < kRestsBeforeSleep) {
             rest(spins);
         } else {
-            epoch_.wait(seen);
+            sleep();
+            spins = 0;
         }
     }
 }
 
-void Pool::await_return(uint32_t seen) const {
-    const uint32_t returns = returns_.load();
-    if (epoch_.load() == seen) returns_.wait(returns);
+void Pool::sleep() {
+    asleep_.store(true);
+    const uint32_t seen = wakes_.load();
+    if (!has_part(ticket_.load()) && !stopping_.load()) wakes_.wait(seen);
+}
+
+void Pool::sleep_while_held(int index) {
+    const uint32_t seen = hold_changes_.load();
+    if (index >= num_threads_ - held_.load() && !stopping_.load()) hold_changes_.wait(seen);
 }
 
 void Pool::rest(int& spins) const {

@@ -1,57 +1,31 @@
 // The threads of a host card: its multiprocessors.
 //
-// A job runs on all active threads at once; its phases are separated by barriers, so threads are woken once per job and
-// not once per phase. Which thread computes which item is not fixed; results must not depend on it.
+// One thread drives: it runs code in order and shares out the loops in it. A loop is a phase, and its parts are claimed with
+// one word:
+//
+//   ticket   number of parts << 32 | next part. A thread that sees a part left adds 1; the value that it gets back, not the
+//            one that it saw, says which part it has, or that there was none.
+//   phase    what the loop calls: written before the ticket, read only by who has claimed a part. A phase cannot end while
+//            a claimed part is not done, so a thread that comes late never takes one phase's part with another's call.
+//   done     parts done by others than the driver; a thread adds up its own and puts them here when it finds no further one.
+//
+// Nothing waits for all threads: one that the system does not let run holds up the part that it has claimed, no other.
+// Which thread computes which item is not fixed; results must not depend on it.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace tandem {
 
-class Pool;
-
-// One thread's side of a running job.
-class Worker {
-  public:
-    Worker(Pool& pool, int index, int count) : pool_(pool), index_(index), count_(count) {}
-
-    int index() const { return index_; }
-    int count() const { return count_; }
-
-    // Calls fn(begin, end) for parts of [0, num_items) of at most `grain` items until all are taken by some thread.
-    // Every thread of the job makes the same call; a barrier must stand between two of them.
-    template <class Fn>
-    void parallel_for(int64_t num_items, int64_t grain, Fn&& fn);
-
-    // Splits so that each thread takes about eight parts.
-    template <class Fn>
-    void parallel_for(int64_t num_items, Fn&& fn) {
-        parallel_for(num_items, std::max<int64_t>(1, num_items / (int64_t{8} * count_)), fn);
-    }
-
-    // No thread passes before all have come; the last to come runs `last` first, alone.
-    template <class Fn>
-    void barrier(Fn&& last);
-    void barrier() {
-        barrier([] {});
-    }
-
-  private:
-    Pool& pool_;
-    int index_;
-    int count_;
-};
-
-// Thread rule: `run` by one thread at a time; `hold` and the getters by any.
+// Thread rule: `parallel_for` by one thread at a time, which drives; `hold` and the getters by any.
 class Pool {
   public:
-    using Job = std::function<void(Worker&)>;
-
-    // `num_threads` counts the thread that calls `run`. Throws std::invalid_argument below 1.
+    // `num_threads` counts the thread that drives. Throws std::invalid_argument below 1.
     explicit Pool(int num_threads);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -59,60 +33,72 @@ class Pool {
 
     int num_threads() const { return num_threads_; }
     int num_held() const { return held_.load(std::memory_order_relaxed); }
+    // Threads that take parts now.
+    int num_active() const { return num_threads_ - num_held(); }
 
-    // From the next job on, the last `num` threads sit out, asleep. Throws std::invalid_argument unless one thread remains.
+    // From the next loop on, the last `num` threads sit out, asleep. Throws std::invalid_argument unless one thread remains.
     void hold(int num);
 
-    // Runs the job on all active threads and returns when all have left it. The job must not throw.
-    void run(const Job& job);
+    // Calls fn(begin, end) for parts of [0, num_items) of `grain` items (fewer than 2^32 parts), on whatever threads have
+    // time, and returns when all are done. Where one thread is to do it all, there may be one part of all items.
+    // fn must not throw, and must not call this.
+    template <class Fn>
+    void parallel_for(int64_t num_items, int64_t grain, Fn&& fn);
+
+    // About eight parts for each thread: for items that take microseconds.
+    template <class Fn>
+    void parallel_for(int64_t num_items, Fn&& fn) {
+        parallel_for(num_items, grain_of(num_items, 8), std::forward<Fn>(fn));
+    }
+
+    // So many items that each thread has about `parts` parts.
+    int64_t grain_of(int64_t num_items, int parts) const {
+        return std::max<int64_t>(1, num_items / (int64_t{parts} * num_active()));
+    }
 
   private:
-    friend class Worker;
+    struct Phase {
+        void (*call)(void* context, int64_t begin, int64_t end);
+        void* context;
+        int64_t num_items;
+        int64_t grain;
+    };
 
-    // Waits a moment, `spins` counting up from 0: pauses at first, then offers the core to others. A partner that is not
-    // running cannot come, so where threads share cores, spinning alone costs whole time slices.
-    void rest(int& spins) const;
+    void run(const Phase& phase);
+    // Claims and does parts until there is none; returns how many.
+    uint32_t take_parts();
     void work(int index);
-    // Returns when a job in which thread `index` takes part has begun; false when the pool ends.
-    bool await_job(int index, uint32_t& seen) const;
-    void await_return(uint32_t seen) const;
+    void sleep();
+    void sleep_while_held(int index);
+    // Waits a moment, `spins` counting up from 0: pauses at first, then offers the core to others. A partner that is not
+    // running cannot finish, so where threads share cores, spinning alone costs whole time slices.
+    void rest(int& spins) const;
 
     const int num_threads_;
     const int pauses_;  // before a waiting thread begins to yield
+    // Seldom written.
     std::atomic<int> held_{0};
     std::atomic<bool> stopping_{false};
-    const Job* job_ = nullptr;
-    // The current job: its number above, how many threads it has in the low bits. Threads that take part sleep on it.
-    alignas(64) std::atomic<uint32_t> epoch_;
-    std::atomic<uint32_t> returns_{0};         // counts jobs with more threads than the one before; held threads sleep on it
-    alignas(64) std::atomic<int> left_{0};     // workers that have left the job
-    alignas(64) std::atomic<int> arrived_{0};  // threads at the barrier
-    alignas(64) std::atomic<uint32_t> generation_{0};  // counts barriers
-    alignas(64) std::atomic<int64_t> next_item_{0};    // of the current parallel_for
-    std::vector<std::thread> threads_;
+    std::atomic<bool> asleep_{false};        // set before a thread sleeps, cleared by who wakes
+    std::atomic<uint32_t> wakes_{0};         // threads without work sleep on it
+    std::atomic<uint32_t> hold_changes_{0};  // held threads sleep on it
+    // Written in every phase, each by other threads.
+    alignas(64) Phase phase_{};
+    alignas(64) std::atomic<uint64_t> ticket_{0};
+    alignas(64) std::atomic<uint32_t> done_{0};
+    alignas(64) std::vector<std::thread> threads_;
 };
 
 template <class Fn>
-void Worker::parallel_for(int64_t num_items, int64_t grain, Fn&& fn) {
-    for (;;) {
-        const int64_t begin = pool_.next_item_.fetch_add(grain, std::memory_order_relaxed);
-        if (begin >= num_items) return;
-        fn(begin, std::min(begin + grain, num_items));
-    }
-}
-
-template <class Fn>
-void Worker::barrier(Fn&& last) {
-    const uint32_t generation = pool_.generation_.load(std::memory_order_acquire);
-    if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) == count_ - 1) {
-        last();
-        pool_.next_item_.store(0, std::memory_order_relaxed);
-        pool_.arrived_.store(0, std::memory_order_relaxed);
-        pool_.generation_.store(generation + 1, std::memory_order_release);
+void Pool::parallel_for(int64_t num_items, int64_t grain, Fn&& fn) {
+    using Callable = std::remove_reference_t<Fn>;
+    if (num_items <= 0) return;
+    if (num_items <= grain || num_active() == 1) {
+        fn(int64_t{0}, num_items);
         return;
     }
-    int spins = 0;
-    while (pool_.generation_.load(std::memory_order_acquire) == generation) pool_.rest(spins);
+    void* context = const_cast<void*>(static_cast<const void*>(std::addressof(fn)));
+    run({[](void* fn, int64_t begin, int64_t end) { (*static_cast<Callable*>(fn))(begin, end); }, context, num_items, grain});
 }
 
 }  // namespace tandem
