@@ -108,6 +108,7 @@ def write_model(model: BenchModel) -> None:
     head = _head(model, kinds)
     if model.path.exists() and model.path.stat().st_size == len(head) + _data_bytes(model, kinds):
         return
+    model.path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = model.path.with_suffix(".part")
     with unfinished.open("wb") as file:
         file.write(head)
