@@ -8,11 +8,11 @@ namespace tandem {
 
 namespace {
 
-static_assert(kTile == 32);     // a tile of gate and up gives one block of activations
+static_assert(kTile == 32);     // a whole tile of gate and up gives one block of activations
 constexpr int kInputRows = 64;  // input rows of one kernel call
 constexpr int kFewRows = 16;    // of a window: here a loop more costs more than reading all experts' input rows once per tile
 
-// The tile's 32 values of one pair as a block of its quantised row; behind the last one the row's group is filled up with zeros.
+// 32 values of one pair as a block of its quantised row; behind the last one the row's group is filled up with zeros.
 void quantise_tile(const ExpertsProblem& p, const float* values, int64_t pair, int64_t r0) {
     constexpr int kPlaces = kGroupValues / kTile;
     quant::ActGroup& group = p.hidden_groups[pair * groups_of(p.down.columns) + r0 / kGroupValues];
@@ -23,9 +23,9 @@ void quantise_tile(const ExpertsProblem& p, const float* values, int64_t pair, i
     while (++place < kPlaces) p.row_kernels->quantise_block(kZeros, 1.0f, &group, place);
 }
 
-void gate_and_up(const ExpertsProblem& p, const ExpertRows& expert, int64_t r0) {
+void gate_and_up(const ExpertsProblem& p, const ExpertRows& expert, int64_t r0, int tile) {
     const int64_t width = p.gate.rows;
-    const int num_rows = static_cast<int>(std::min<int64_t>(kTile, width - r0));
+    const int num_rows = static_cast<int>(std::min<int64_t>(tile, width - r0));
     quant::ActRow x[kInputRows];
     alignas(64) float gate[kInputRows * kTile], up[kInputRows * kTile];
     for (int first = 0; first < expert.count; first += kInputRows) {
@@ -39,7 +39,7 @@ void gate_and_up(const ExpertsProblem& p, const ExpertRows& expert, int64_t r0) 
             const int64_t place = int64_t{expert.first} + first + i;
             float* hidden = p.hidden + place * width + r0;
             p.row_kernels->swiglu(gate + i * kTile, up + i * kTile, num_rows, hidden);
-            if (p.hidden_groups) quantise_tile(p, hidden, place, r0);
+            if (p.hidden_groups && tile == kTile) quantise_tile(p, hidden, place, r0);
         }
     }
 }
@@ -67,11 +67,27 @@ void combine(const ExpertsProblem& p, int64_t row, int64_t r0, int num_rows) {
     for (int r = 0; r < num_rows; r++) out[r] += sum[r];
 }
 
+int most_inputs(const Routed& routed) {
+    int most = 0;
+    for (int i = 0; i < *routed.num_experts; i++) most = std::max<int>(most, routed.experts[i].count);
+    return most;
+}
+
 // From the routed input rows to the rows that `down` takes, in the order of Routed::order.
 void hidden_rows(Pool& pool, const ExpertsProblem& p) {
-    const int64_t used = *p.routed.num_experts, tiles = (p.gate.rows + kTile - 1) / kTile;
+    const int64_t used = *p.routed.num_experts, width = p.gate.rows;
+    const int tile = tile_rows(used * width, most_inputs(p.routed), pool.num_active());
+    const int64_t tiles = (width + tile - 1) / tile;
     pool.parallel_for(used * tiles, [&](int64_t begin, int64_t end) {
-        for (int64_t item = begin; item < end; item++) gate_and_up(p, p.routed.experts[item / tiles], item % tiles * kTile);
+        for (int64_t item = begin; item < end; item++) gate_and_up(p, p.routed.experts[item / tiles], item % tiles * tile, tile);
+    });
+    if (tile == kTile || !p.hidden_groups) return;
+    pool.parallel_for(used, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) {
+            const ExpertRows& expert = p.routed.experts[i];
+            for (int64_t place = expert.first; place < expert.first + expert.count; place++)
+                for (int64_t r0 = 0; r0 < width; r0 += kTile) quantise_tile(p, p.hidden + place * width + r0, place, r0);
+        }
     });
 }
 
