@@ -7,7 +7,6 @@ a time, and flash attention is on in both. Two builds of ggml never share a proc
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from appliance.memory.plan import HOST_CHUNK
 from scripts.host_bench.model import BenchModel
 
 ROOT = Path(__file__).resolve().parents[2]
+LOOK_S = 0.05
 DECODE_PROMPT = 128
 """Tokens in the conversation when decoding begins."""
 
@@ -99,30 +99,36 @@ def child(role: str, model: BenchModel, num_threads: int, clock: str, shm_dir: P
 
 
 class LlamaBench(Contestant):
-    """A llama.cpp of one's own build: `llama-bench` is started for every measurement, and warms up itself."""
+    """A llama.cpp of one's own build: `llama-bench` is started for every measurement, and warms up itself.
+
+    Of two repetitions the second counts: in the first one the file is mapped anew.
+    """
 
     process_ids = ()
 
     def __init__(self, folder: Path, model: BenchModel, num_threads: int) -> None:
-        argv = [str(folder / "llama-bench"), "-m", str(model.path), "-t", str(num_threads), "-r", "1", "-o", "json"]
+        argv = [str(folder / "llama-bench"), "-m", str(model.path), "-t", str(num_threads), "-r", "2", "-o", "json"]
         self._argv = [*argv, "--repack", "0", "-fa", "on", "-ngl", "0", "-nopo", "1"]
 
     def measure(self, task: Task) -> Measured:
         num = str(task.num_tokens)
         sizes = ["-p", num, "-n", "0"] if task.name == "prompt" else ["-p", "0", "-n", num, "-d", str(DECODE_PROMPT)]
         with subprocess.Popen([*self._argv, *sizes], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            peak_bytes = 0
+            while process.poll() is None:
+                peak_bytes = max(peak_bytes, resident_bytes(process.pid))
+                time.sleep(LOOK_S)
             assert process.stdout is not None
             output = process.stdout.read()
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
             raise SystemExit(f"{process.args!r} ended with code {process.returncode}")
-        return Measured(json.loads(output)[0]["avg_ns"] / 1e9, 1024 * usage.ru_maxrss)
+        return Measured(json.loads(output)[0]["samples_ns"][-1] / 1e9, peak_bytes)
 
 
-def resident_bytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")))
+def resident_bytes(process: int | str = "self") -> int:
+    """0 for a process that has ended. (The peak that the system tells of a child begins with its parent's.)"""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
 
 
 def _tokens(model: BenchModel, num: int) -> list[int]:

@@ -194,8 +194,7 @@ __device__ __forceinline__ void mix_item(const Block& block, int first, int pair
     }
 #pragma unroll
     for (int q = 0; q < kNum; q++)
-        if (stored[q])
-            *stored[q] = place.alone ? float2{quant::add(sums[q].x, 0.0f), quant::add(sums[q].y, 0.0f)} : sums[q];
+        if (stored[q]) *stored[q] = place.alone ? float2{quant::add(sums[q].x, 0.0f), quant::add(sums[q].y, 0.0f)} : sums[q];
 }
 
 template <class Value, int kQueries, int kDim>

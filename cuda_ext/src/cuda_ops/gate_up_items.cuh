@@ -88,8 +88,7 @@ class GateUpItems {
     __device__ __forceinline__ void run(StageRing& ring, int lane) const {
         if constexpr (std::is_same_v<T, quant::EachType>) {
             if (p_.gate.type == p_.up.type) {
-                quant::with_type(p_.gate.type,
-                                 [&]<class Own>() TANDEM_INLINE_BODY { ring.run(GateUpItems<Own>(*this), lane); });
+                quant::with_type(p_.gate.type, [&]<class Own>() TANDEM_INLINE_BODY { ring.run(GateUpItems<Own>(*this), lane); });
                 return;
             }
         }

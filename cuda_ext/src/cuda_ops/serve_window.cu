@@ -63,17 +63,18 @@ struct ServedRequest {
 
     // All threads of the block call, with their part; has barriers inside and one at its end. `list` becomes one of experts with a
     // pair each, all of them the card's; it has none where the request is not sound.
-    __device__ __forceinline__ void read(RoutedList& list, const ServeProblem& p, Work ServedLayer::*work_of) {
+    __device__ __forceinline__ void read(RoutedList& list, const ServeProblem& p, Work ServedLayer::* work_of) {
         const int thread = threadIdx.x;
         const RequestPart part = part_of(p, thread);
         const link::Request asked = request_of(p.post);
-        const bool has_layer = asked.layer < static_cast<uint32_t>(p.num_layers) &&
-                               asked.num_rows <= static_cast<uint32_t>(p.max_rows);
+        const bool has_layer =
+            asked.layer < static_cast<uint32_t>(p.num_layers) && asked.num_rows <= static_cast<uint32_t>(p.max_rows);
         if (has_layer) {
             const ServedLayer& layer = p.layers[asked.layer + (asked.num_rows > 1 ? p.num_layers : 0)];
             static_assert(sizeof(Work) % 8 == 0 && sizeof(Work) / 8 <= kOneRowThreads);
             if (thread < static_cast<int>(sizeof(Work) / 8))
-                reinterpret_cast<uint64_t*>(&work)[thread] = __ldcg(reinterpret_cast<const unsigned long long*>(&(layer.*work_of)) + thread);
+                reinterpret_cast<uint64_t*>(&work)[thread] =
+                    __ldcg(reinterpret_cast<const unsigned long long*>(&(layer.*work_of)) + thread);
         }
         if (thread < p.max_pairs) list.ids[thread] = static_cast<int32_t>(part.row);
         if (thread < kNumSides) list.num_of_side[thread] = list.pairs_of_side[thread] = 0;
@@ -101,8 +102,9 @@ struct ServedRequest {
     __device__ __forceinline__ bool add_expert(RoutedList& list, const RequestPart& part) {
         const link::RequestExpert& asked = part.expert;
         const ExpertPlaces& places = work.problem.places;
-        if (asked.expert >= static_cast<uint32_t>(work.problem.choice.num_experts) || asked.first != part.first || asked.count < 1 ||
-            asked.count > request.num_rows || asked.first > request.num_pairs || asked.count > request.num_pairs - asked.first)
+        if (asked.expert >= static_cast<uint32_t>(work.problem.choice.num_experts) || asked.first != part.first ||
+            asked.count < 1 || asked.count > request.num_rows || asked.first > request.num_pairs ||
+            asked.count > request.num_pairs - asked.first)
             return false;
         const int slot = __ldcg(places.slots + asked.expert);
         RoutedExpert expert{};
@@ -171,7 +173,9 @@ __device__ __forceinline__ void answer(const ServeProblem& p, const ServedReques
     const uint32_t num_late = served.is_sound ? static_cast<uint32_t>(served.num_late) : 0;
     p.state->num_blocks = 0;
     const bool is_empty = served.request.num_experts == 0;  // nobody asked: the server stops
-    const link::Status status = !served.is_sound ? link::Status::refused : is_empty ? link::Status::dropped : link::Status::computed;
+    const link::Status status = !served.is_sound ? link::Status::refused
+                                : is_empty       ? link::Status::dropped
+                                                 : link::Status::computed;
     *p.post.status = static_cast<uint32_t>(status);
     *p.post.late = num_late;
     __threadfence_system();
@@ -238,7 +242,8 @@ void fetch_request(const RequestFetch& fetch, cudaStream_t stream) {
 ServedLayer plan_served(const ServedShape& shape, int num_rows, const CardShape& card, bool shares_card) {
     CardShape part = card;
     if (shares_card) part.block_shared_bytes = std::min(card.block_shared_bytes, card.card_shared_bytes * kServedPercent / 100);
-    static_assert(sizeof(ServedRequest<ServedGateUp>) + 16 <= kStaticBytes && sizeof(ServedRequest<ServedDown>) + 16 <= kStaticBytes);
+    static_assert(sizeof(ServedRequest<ServedGateUp>) + 16 <= kStaticBytes &&
+                  sizeof(ServedRequest<ServedDown>) + 16 <= kStaticBytes);
     part.block_shared_bytes -= std::min(part.block_shared_bytes, kStaticBytes);
     ServedLayer layer{};
     GateUpProblem& gate_up = layer.gate_up.problem;
@@ -274,7 +279,8 @@ void serve_window(const ServeProblem& problem, uint32_t number, bool fetched, cu
     const dim3 threads(kOneRowThreads);
     const auto gate_up_blocks = static_cast<unsigned>(problem.gate_up_blocks),
                down_blocks = static_cast<unsigned>(problem.down_blocks);
-    device::launch({dim3(gate_up_blocks), threads, problem.gate_up_shared_bytes, stream, fetched, true}, serve_gate_up_kernel, problem);
+    device::launch({dim3(gate_up_blocks), threads, problem.gate_up_shared_bytes, stream, fetched, true}, serve_gate_up_kernel,
+                   problem);
     device::launch({dim3(down_blocks), threads, problem.down_shared_bytes, stream, true, true}, serve_down_kernel, problem, number);
 }
 
