@@ -77,11 +77,21 @@ class _Key:
     line: int
 
 
+class _Loader(yaml.SafeLoader):
+    """Numbers and switches stay text, which is read as that of the environment is: YAML's own 010 is 8, and its 1:30 is 90."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag in ("tag:yaml.org,2002:null", "tag:yaml.org,2002:merge")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def _read_yaml(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
     """The file as it is written, and what it means."""
     try:
         text = path.read_text(encoding="utf-8")
-        root, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+        root, content = yaml.compose(text, _Loader), yaml.load(text, _Loader)
     except OSError as error:
         raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Entry point of the command `tandem`: until the server handles SIGTERM itself, it ends the command cleanly with exit code 0.
+"""Entry point of the command `tandem`: until the server handles signals itself, SIGTERM and SIGINT end it cleanly with exit code 0.
 
 Starting takes a second or two in which nothing has been begun that needs finishing; without a handler the first process of a
 container would not even notice the signal. So nothing is imported here before the handler is there.
@@ -15,7 +15,8 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """The console script."""
-    signal.signal(signal.SIGTERM, _end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     from appliance.cli import main as run
 
     run()

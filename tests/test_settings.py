@@ -142,9 +142,12 @@ def test_a_setting_is_named_as_the_one_who_is_obeyed_wrote_it(tmp_path: Path) ->
     )
     for wrong, named in (
         ("shm_dir: {a: 1}", f"shm_dir ({file}) = an object: it must be a path"),
-        ("allowed_hosts: 5", f"allowed_hosts ({file}) = 5: it must be a list"),
-        ("allowed_hosts: [5]", f"allowed_hosts ({file}) = 5: it must be a string"),
+        ("allowed_hosts: {a: 1}", f"allowed_hosts ({file}) = an object: it must be a list"),
+        ("allowed_hosts: [[5]]", f"allowed_hosts ({file}) = a list: it must be a string"),
         ("port:", f"port ({file}) = null: it must be a whole number"),
+        ("port: true", f"port ({file}) = 'true': it must be a whole number"),
+        ("port: 1:30", f"port ({file}) = '1:30': it must be a whole number"),
+        ("drain_s: yes", f"drain_s ({file}) = 'yes': it must be a number"),
         ("elastic: {enabled: x}", f"elastic.enabled ({file}) = 'x': it must be true or false"),
     ):
         file.write_text(f"{wrong}\n")

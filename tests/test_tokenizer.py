@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.errors import CorruptModelError, ModelError, RequestError, UnsupportedModelError
+from appliance.errors import ContextLengthError, CorruptModelError, ModelError, RequestError, UnsupportedModelError
 from appliance.gguf_file import open_gguf
 from appliance.text.pretokenizers import NOT_BYTE_LEVEL, PRE_TOKENIZERS
 from appliance.text.tokenizer import Tokenizer
@@ -59,6 +59,16 @@ def test_the_bytes_of_the_tokens_are_the_text_in_utf8(tokenizer: Tokenizer, text
 @given(st.lists(st.integers(0, NUM_TOKENS - 1)))
 def test_any_ids_decode_to_the_bytes_of_their_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
     assert tokenizer.decode(ids) == b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
+
+
+def test_a_text_that_cannot_fit_is_refused_unread_and_any_other_is_read(tokenizer: Tokenizer) -> None:
+    limited, longest = Tokenizer(tokenizer.vocabulary, 8), max(map(len, tokenizer.vocabulary.texts))
+    fits = "a" * (8 * longest - 1)
+    assert limited.encode(fits) == tokenizer.encode(fits)
+    with pytest.raises(ContextLengthError, match="at least 8 tokens > 7 maximum"):
+        limited.encode("a" * 8 * longest)
+    with pytest.raises(ContextLengthError):
+        limited.encode_marked("a" * 8 * longest, MARK)
 
 
 def test_merges_make_fewer_tokens_than_bytes(tokenizer: Tokenizer) -> None:

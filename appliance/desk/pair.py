@@ -140,6 +140,7 @@ class Pair:
         actions = self._replace_silent(now)
         if self._wants_awake and self._is_sleep_due(num_waiting, now):
             self._wants_awake = False
+            _log.info("the helper falls asleep")
         if num_waiting and self.can_wake(now):
             self._wake(now)
         return actions + self._next_orders(now)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from appliance.errors import CorruptModelError, ModelError, RequestError
+from appliance.errors import ContextLengthError, CorruptModelError, ModelError, RequestError
 from appliance.gguf_file import GgufFile
 from appliance.text.byte_level import BYTE_OF, spelled_bytes
 from appliance.text.pretokenizers import PreTokenizer, pre_tokenizer
@@ -35,14 +35,20 @@ _SILENT_KINDS = (TokenKind.UNUSED, TokenKind.UNDEFINED)
 class Tokenizer:
     """Text to token ids and back, exactly, byte for byte. Thread-safe: nothing in it changes."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """Raises UnsupportedModelError if the vocabulary's pre-tokenizer is unknown, CorruptModelError if it cannot be built."""
+    def __init__(self, vocabulary: Vocabulary, context: int | None = None) -> None:
+        """Raises UnsupportedModelError if the vocabulary's pre-tokenizer is unknown, CorruptModelError if it cannot be built.
+
+        `context`: texts that cannot have fewer tokens are refused unread, since reading takes a hundred times their memory.
+        """
         pre = pre_tokenizer(vocabulary.pre)
         self.vocabulary = vocabulary
         self.eos_ids = vocabulary.eos_ids
         self.control_ids = frozenset(_ids_of(vocabulary, TokenKind.CONTROL, TokenKind.UNKNOWN))
         """Tokens that steer the model and are no text."""
         texts = vocabulary.texts
+        self._longest = max(map(len, texts), default=1)
+        """No token stands for more characters."""
+        self._context = context
         # In conversations plain words are never control tokens: `role` and the like must reach the template as they are.
         self._control = SpecialTokenFinder({texts[i]: i for i in self.control_ids if not texts[i].isidentifier()})
         user_defined = {texts[i]: i for i in _ids_of(vocabulary, TokenKind.USER_DEFINED)}
@@ -53,11 +59,11 @@ class Tokenizer:
         self._pairs = _byte_pair_encoder(vocabulary, pre)
 
     @classmethod
-    def from_gguf(cls, gguf: GgufFile) -> Tokenizer:
+    def from_gguf(cls, gguf: GgufFile, context: int | None = None) -> Tokenizer:
         """Builds the tokenizer of a model file. Raises CorruptModelError or UnsupportedModelError with one sentence."""
         vocabulary = read_vocabulary(gguf)
         try:
-            return cls(vocabulary)
+            return cls(vocabulary, context)
         except ModelError as error:
             raise type(error)(f"{gguf.paths[0]}: {error.message}") from None
 
@@ -66,13 +72,14 @@ class Tokenizer:
         return len(self.vocabulary)
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """The token ids of `text`. Releases the GIL while it merges.
+        """The token ids of `text`. Releases the GIL while it merges. ContextLengthError as the constructor says.
 
         Args:
             text: Any text; a lone surrogate is read as U+FFFD.
             add_special: Put BOS before and EOS behind, where the model wants them.
             parse_special: Read control tokens that are spelled out in the text as those tokens. Without it they are plain text.
         """
+        self._check_length(text)
         finder = self._special if parse_special else self._user_defined
         ids = self._encode_pieces(list(_cut(finder, _LONE_SURROGATE.sub("\ufffd", text))))
         return [*self._bos, *ids, *self._eos] if add_special else ids
@@ -82,6 +89,7 @@ class Tokenizer:
 
         `mark` is one character. See `protect`. Control tokens whose text is a plain word are never read from text here.
         """
+        self._check_length(text)
         pieces: list[str | int] = []
         for piece in _cut(self._control, _LONE_SURROGATE.sub("\ufffd", text)):
             if isinstance(piece, int):
@@ -117,6 +125,14 @@ class Tokenizer:
         if not 0 <= token_id < self.vocab_size:
             raise RequestError(f"token id {token_id} is not in the vocabulary, which has the ids 0 to {self.vocab_size - 1}")
         return _bytes_of(self.vocabulary.texts[token_id], self.vocabulary.kinds[token_id])
+
+    def _check_length(self, text: str) -> None:
+        least = len(text) // self._longest
+        if self._context is not None and least >= self._context:
+            raise ContextLengthError(
+                f"prompt is too long: at least {least} tokens > {self._context - 1} maximum; this model's maximum context length is "
+                f"{self._context} tokens, and an answer must fit"
+            )
 
     def _encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
         texts = [piece for piece in pieces if isinstance(piece, str)]

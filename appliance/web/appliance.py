@@ -51,7 +51,7 @@ def read_appliance(settings: Settings) -> Appliance:
         settings=settings,
         desk=desk_config(settings, plan),
         gguf=gguf,
-        tokenizer=Tokenizer.from_gguf(gguf),
+        tokenizer=Tokenizer.from_gguf(gguf, plan.context),
         model=_model_info(settings, gguf, plan),
     )
 
