@@ -51,6 +51,19 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False,
+) -> None:
+    """Of the command itself."""
+
+
 class _Command(TyperCommand):
     """Refuses an option that is given twice: one of the two would be lost without a word."""
 

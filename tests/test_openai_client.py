@@ -241,6 +241,7 @@ def test_harmless_fields_are_ignored_and_misspelt_ones_are_named(client: openai.
     [
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL, {}], "tool_choice": "required"}, "tools[1].function.name"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
         ({"tool_choice": NAMED}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {**NAMED, "function": {"name": "g"}}}, "tool_choice.function.name"),

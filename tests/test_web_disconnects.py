@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,6 +129,16 @@ def test_a_client_that_leaves_before_its_body_is_complete_costs_nothing(server: 
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
         connection.sendall(head + b'{"prompt"')
     assert server.status()["counters"]["accepted"] == accepted
+
+
+def test_clients_that_send_half_a_request_do_not_silence_the_probes(server: FakeServer) -> None:
+    """More than the server has threads, each silent for less than the time after which it is given up."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    with contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5)).sendall(head)
+        for _ in range(3):
+            assert urllib.request.urlopen(f"{server.url}/livez", timeout=5).status == 200
 
 
 def test_every_departure_was_counted_as_cancelled_once(server: FakeServer) -> None:

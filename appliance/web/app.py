@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from importlib.metadata import version as package_version
 from typing import Any
 
@@ -12,7 +13,7 @@ from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
 
 from appliance.desk.desk import Desk
-from appliance.errors import RequestError, UnsupportedMediaTypeError
+from appliance.errors import CapacityError, RequestError, UnsupportedMediaTypeError
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
@@ -25,6 +26,9 @@ from appliance.web.schemas import ErrorBody
 _BODY_SILENCE_S = 10.0
 _ANSWER_SILENCE_S = 60.0
 """A client that stops sending its body, or stops reading its answer, for so long loses its connection: it holds a thread."""
+_READERS = 24
+_READER_WAIT_S = 0.2
+"""So many requests may be on their way in at once, fewer than the server's spare threads, or else slow ones would silence the probes."""
 _KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
 
 
@@ -47,7 +51,7 @@ def create_app(settings: Settings, desk: Desk, tokenizer: Tokenizer, template: C
     hosts.install(app, settings)
     if settings.api_key_file is not None:
         auth.install(app, auth.KeyRing.from_file(settings.api_key_file))
-    app.before_request(_read_json)
+    app.before_request(_BodyReader().read)
     app.register_api(models.api)
     app.register_api(openai.api)
     app.register_api(anthropic.api)
@@ -71,20 +75,31 @@ class _Json(JSONProvider):
         return parse_json(s.encode() if isinstance(s, str) else s)
 
 
-def _read_json() -> None:
-    """Reads the body of every known POST before its schema is looked at; it is kept for the route."""
-    request = flask.request
-    if request.method != "POST" or request.endpoint is None:
-        return
-    client = Client.of(request.environ)
-    client.give_up_after(_BODY_SILENCE_S)
-    if not request.is_json:
-        raise UnsupportedMediaTypeError("the body must be JSON; send Content-Type: application/json")
-    _check_length(request)
-    given = request.get_json()
-    client.give_up_after(_ANSWER_SILENCE_S)
-    if not isinstance(given, dict):
-        raise RequestError(f"the body must be a JSON object, not {_KINDS[type(given)]}")
+class _BodyReader:
+    """Reads the body of every known POST before its schema is looked at; it is kept for the route. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._places = threading.BoundedSemaphore(_READERS)
+
+    def read(self) -> None:
+        request = flask.request
+        if request.method != "POST" or request.endpoint is None:
+            return
+        client = Client.of(request.environ)
+        client.give_up_after(_BODY_SILENCE_S)
+        if not request.is_json:
+            raise UnsupportedMediaTypeError("the body must be JSON; send Content-Type: application/json")
+        if not self._places.acquire(timeout=_READER_WAIT_S):
+            client.ignore_rest()
+            raise CapacityError("too many clients are sending their requests at once; send the request again")
+        try:
+            _check_length(request)
+            given = request.get_json()
+        finally:
+            self._places.release()
+        client.give_up_after(_ANSWER_SILENCE_S)
+        if not isinstance(given, dict):
+            raise RequestError(f"the body must be a JSON object, not {_KINDS[type(given)]}")
 
 
 def _check_length(request: flask.Request) -> None:

@@ -5,6 +5,7 @@ A client that leaves is otherwise noticed only when bytes are sent to it, and a 
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from collections.abc import Mapping
@@ -35,3 +36,9 @@ class Client:
         """A client that stays, but stops sending its body or reading its answer for `limit_s`, loses its connection."""
         if self._connection is not None:
             self._connection.settimeout(limit_s)
+
+    def ignore_rest(self) -> None:
+        """What has not come of the request yet is not waited for, not even to skip it; the connection ends with the answer."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it has gone
+                self._connection.shutdown(socket.SHUT_RD)

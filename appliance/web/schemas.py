@@ -323,11 +323,16 @@ class ChatBody(AnswerBody):
             raise RequestError(
                 "tool_choice: a call cannot be demanded with add_generation_prompt: false; leave that out", param="tool_choice"
             )
-        names = {name for tool in self.tools if isinstance(name := _function_of(tool).get("name"), str)}
+        names = [_function_of(tool).get("name") for tool in self.tools]
+        nameless = next((i for i, name in enumerate(names) if not isinstance(name, str) or not name), None)
+        if self.tool_choice not in ("auto", "none") and nameless is not None:
+            path = f"tools[{nameless}].function.name"
+            raise RequestError(f"{path} is missing; a call can only be demanded of tools with names", param=path)
+        known = {name for name in names if isinstance(name, str)}
         if isinstance(self.tool_choice, FunctionChoice):
-            check_demanded_tool("tool_choice.function.name", self.tool_choice.function.name, names)
+            check_demanded_tool("tool_choice.function.name", self.tool_choice.function.name, known)
         elif self.tool_choice == "required":
-            check_demanded_tool(None, None, names)
+            check_demanded_tool(None, None, known)
 
 
 def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
