@@ -101,7 +101,8 @@ def busy_lanes(server: RealServer, count: int) -> Iterator[None]:
 
 
 def busy_engines(status: dict[str, Any]) -> set[int]:
-    return {lane["pid"] for lane in status["lanes"] if lane["request"] is not None}
+    """In the middle of an answer, so that all that `/status` tells of it is there."""
+    return {lane["pid"] for lane in status["lanes"] if lane["request"] is not None and lane["request"]["generated_tokens"] > 0}
 
 
 def ask(page: Page, text: str) -> None:
