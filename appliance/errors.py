@@ -69,6 +69,15 @@ class RequestError(TandemError):
 class ContextLengthError(RequestError):
     code = "context_length_exceeded"
 
+    @classmethod
+    def of_prompt(cls, tokens: str, context: int, param: str | None = None) -> ContextLengthError:
+        """`tokens`: how many the prompt has. Agents look for the first words or for "maximum context length", and shorten it."""
+        return cls(
+            f"prompt is too long: {tokens} tokens > {context - 1} maximum; this model's maximum context length is {context} tokens, "
+            "and an answer must fit",
+            param=param,
+        )
+
 
 class AuthenticationError(RequestError):
     code = "invalid_api_key"

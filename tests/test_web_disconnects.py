@@ -37,6 +37,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
 
 
 TEXT, MESSAGES = "/v1/completions", "/v1/messages"
+HALF = b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"prompt"'
+"""A request that goes no further."""
 
 
 @contextlib.contextmanager
@@ -126,17 +128,15 @@ def test_a_client_that_leaves_before_its_body_is_complete_costs_nothing(server: 
     server.wait_for(is_free)
     accepted = server.status()["counters"]["accepted"]
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
-        connection.sendall(head + b'{"prompt"')
+        connection.sendall(HALF)
     assert server.status()["counters"]["accepted"] == accepted
 
 
 def test_clients_that_send_half_a_request_do_not_silence_the_probes(server: FakeServer) -> None:
     """More than the server has threads, each silent for less than the time after which it is given up."""
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
     with contextlib.ExitStack() as stack:
         for _ in range(60):
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5)).sendall(head)
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5)).sendall(HALF)
         for _ in range(3):
             assert urllib.request.urlopen(f"{server.url}/livez", timeout=5).status == 200
 

@@ -238,9 +238,13 @@ class ModelRunner:
         self._rows_since_boundary = 0
         return uses
 
+    def _note_uses(self) -> None:
+        """What was put off for lack of anything to swap."""
+        self._cache.note(self._read_uses())
+
     def _learned_profile(self) -> Profile:
         """The profile and what was used since."""
-        self._cache.note(self._read_uses())
+        self._note_uses()
         return self._profile.learned(self._cache.total_uses, self._num_rows)
 
     def _run_prompt(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
@@ -372,7 +376,7 @@ class ModelRunner:
 
     def _learn(self) -> None:
         learned = self._options.learned_profile
-        self._cache.note(self._read_uses())
+        self._note_uses()
         if learned is None or self._num_rows == 0:
             return
         try:

@@ -129,10 +129,7 @@ class Tokenizer:
     def _check_length(self, text: str) -> None:
         least = len(text) // self._longest
         if self._context is not None and least >= self._context:
-            raise ContextLengthError(
-                f"prompt is too long: at least {least} tokens > {self._context - 1} maximum; this model's maximum context length is "
-                f"{self._context} tokens, and an answer must fit"
-            )
+            raise ContextLengthError.of_prompt(f"at least {least}", self._context)
 
     def _encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
         texts = [piece for piece in pieces if isinstance(piece, str)]

@@ -26,9 +26,9 @@ from appliance.web.schemas import ErrorBody
 _BODY_SILENCE_S = 10.0
 _ANSWER_SILENCE_S = 60.0
 """A client that stops sending its body, or stops reading its answer, for so long loses its connection: it holds a thread."""
-_READERS = 24
+READERS = 24
 _READER_WAIT_S = 0.2
-"""So many requests may be on their way in at once, fewer than the server's spare threads, or else slow ones would silence the probes."""
+"""So many requests may be on their way in at once, or else slow ones would silence the probes."""
 _KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
 
 
@@ -79,7 +79,7 @@ class _BodyReader:
     """Reads the body of every known POST before its schema is looked at; it is kept for the route. Thread-safe."""
 
     def __init__(self) -> None:
-        self._places = threading.BoundedSemaphore(_READERS)
+        self._places = threading.BoundedSemaphore(READERS)
 
     def read(self) -> None:
         request = flask.request

@@ -63,8 +63,7 @@ def message_orders(service: Service, body: MessagesBody, prompt: MessagePrompt, 
 
 
 def _thinking_limit(service: Service, thinking: Thinking, prompt: MessagePrompt) -> ThinkingLimit | None:
-    tokens = thinking_tokens(service.tokenizer)
-    if tokens is None or thinking.budget_tokens is None or thinking.type == "disabled":
+    if thinking.budget_tokens is None or thinking.type == "disabled" or (tokens := thinking_tokens(service.tokenizer)) is None:
         return None
     begin, end = tokens
     return ThinkingLimit(max_tokens=thinking.budget_tokens, begin=None if prompt.in_reasoning else begin, end=end)
@@ -102,12 +101,8 @@ def _check_prompt(service: Service, prompt: Sequence[int], field: str) -> None:
     if largest >= service.model.vocab:
         raise RequestError(f"the prompt has token {largest}, but the model's vocabulary ends at {service.model.vocab - 1}", param=field)
     limit = service.model.context
-    if len(prompt) >= limit:  # agents look for the first words or for "maximum context length", and shorten the conversation
-        raise ContextLengthError(
-            f"prompt is too long: {len(prompt)} tokens > {limit - 1} maximum; this model's maximum context length is {limit} tokens, "
-            "and an answer must fit",
-            param=field,
-        )
+    if len(prompt) >= limit:
+        raise ContextLengthError.of_prompt(str(len(prompt)), limit, field)
 
 
 def _answer_length(service: Service, prompt_tokens: int, wanted: int | None) -> int:

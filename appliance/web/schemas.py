@@ -319,20 +319,23 @@ class ChatBody(AnswerBody):
         return self
 
     def _check_choice(self) -> None:
-        if self.begun and not self.add_generation_prompt:
+        if not self.begun:
+            return
+        if not self.add_generation_prompt:
             raise RequestError(
                 "tool_choice: a call cannot be demanded with add_generation_prompt: false; leave that out", param="tool_choice"
             )
-        names = [_function_of(tool).get("name") for tool in self.tools]
-        nameless = next((i for i, name in enumerate(names) if not isinstance(name, str) or not name), None)
-        if self.tool_choice not in ("auto", "none") and nameless is not None:
-            path = f"tools[{nameless}].function.name"
-            raise RequestError(f"{path} is missing; a call can only be demanded of tools with names", param=path)
-        known = {name for name in names if isinstance(name, str)}
+        names = []
+        for number, tool in enumerate(self.tools):
+            name = _function_of(tool).get("name")
+            if not isinstance(name, str) or not name:
+                path = f"tools[{number}].function.name"
+                raise RequestError(f"{path} is missing; a call can only be demanded of tools with names", param=path)
+            names.append(name)
         if isinstance(self.tool_choice, FunctionChoice):
-            check_demanded_tool("tool_choice.function.name", self.tool_choice.function.name, known)
-        elif self.tool_choice == "required":
-            check_demanded_tool(None, None, known)
+            check_demanded_tool("tool_choice.function.name", self.tool_choice.function.name, names)
+        else:
+            check_demanded_tool(None, None, names)
 
 
 def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ from appliance.settings import Settings
 from appliance.sources.progress_log import ProgressLog
 from appliance.sources.resolve import needs_fetching, resolve_model
 from appliance.text.chat_template import ChatTemplate
-from appliance.web.app import create_app
+from appliance.web.app import READERS, create_app
 from appliance.web.appliance import Appliance, read_appliance
 from appliance.web.start_watch import StartWatch
 from appliance.web.waiting_room import WaitingRoom
@@ -48,8 +48,8 @@ from appliance.web.waiting_room import WaitingRoom
 log = structlog.get_logger()
 
 _BACKLOG = 256
-_SPARE_THREADS = 32
-"""For probes, the page and refusals, beside one thread per request that waits or runs."""
+_SPARE_THREADS = READERS + 8
+"""For requests on their way in, probes, the page and refusals, beside one thread per request that waits or runs."""
 _WORKER_TIMEOUT_S = 120
 """Silence of the worker's main thread after which it is killed; it reports every second, whatever is loading."""
 _END_S = 30

@@ -36,9 +36,8 @@ __device__ __forceinline__ void await_rows(const DownProblem& p, int source) {
 
 // Where a side's rows begin among those of the block: the card's first, then those of the sources.
 __device__ __forceinline__ int first_row_of(const RoutedList& list, int side) {
-    int first = 0;
-    if (side == kCardSide) return first;
-    first = list.pairs_of_side[kCardSide];
+    if (side == kCardSide) return 0;
+    int first = list.pairs_of_side[kCardSide];
     for (int source = 0; source < side; source++) first += list.pairs_of_side[source];
     return first;
 }

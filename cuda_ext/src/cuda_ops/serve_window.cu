@@ -281,7 +281,7 @@ void serve_window(const ServeProblem& problem, uint32_t number, bool fetched, cu
                down_blocks = static_cast<unsigned>(problem.down_blocks);
     device::launch({dim3(gate_up_blocks), threads, problem.gate_up_shared_bytes, stream, fetched, true}, serve_gate_up_kernel,
                    problem);
-    device::launch({dim3(down_blocks), threads, problem.down_shared_bytes, stream, true, true}, serve_down_kernel, problem, number);
+    device::launch({dim3(down_blocks), threads, problem.down_shared_bytes, stream, true}, serve_down_kernel, problem, number);
 }
 
 }  // namespace tandem::cuda

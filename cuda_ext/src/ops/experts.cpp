@@ -77,7 +77,7 @@ int most_inputs(const Routed& routed) {
 void hidden_rows(Pool& pool, const ExpertsProblem& p) {
     const int64_t used = *p.routed.num_experts, width = p.gate.rows;
     const int tile = tile_rows(used * width, most_inputs(p.routed), pool.num_active());
-    const int64_t tiles = (width + tile - 1) / tile;
+    const int64_t tiles = num_tiles(width, tile);
     pool.parallel_for(used * tiles, [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; item++) gate_and_up(p, p.routed.experts[item / tiles], item % tiles * tile, tile);
     });
@@ -97,10 +97,6 @@ void for_tiles(const ExpertsProblem& p, int tile, int64_t begin, int64_t end, Fn
     for (int64_t i = begin; i < end; i++) fn(i * tile, static_cast<int>(std::min<int64_t>(tile, p.down.rows - i * tile)));
 }
 
-int64_t down_tiles(const ExpertsProblem& p, int tile) {
-    return (p.down.rows + tile - 1) / tile;
-}
-
 // Few rows: a tile of all experts and its sums by one thread, in one loop.
 void down_by_tile(Pool& pool, const ExpertsProblem& p, int num_rows) {
     const int tile = tile_rows(p.down.rows, num_rows, pool.num_active());
@@ -108,12 +104,12 @@ void down_by_tile(Pool& pool, const ExpertsProblem& p, int num_rows) {
         for (int64_t i = 0; i < *p.routed.num_experts; i++) down(p, p.routed.experts[i], r0, height);
         for (int64_t row = 0; row < num_rows; row++) combine(p, row, r0, height);
     };
-    pool.parallel_for(down_tiles(p, tile), [&](int64_t begin, int64_t end) { for_tiles(p, tile, begin, end, compute); });
+    pool.parallel_for(num_tiles(p.down.rows, tile), [&](int64_t begin, int64_t end) { for_tiles(p, tile, begin, end, compute); });
 }
 
 // Many rows: expert by expert, so that an expert's input rows stay in the cache for all its tiles.
 void down_by_expert(Pool& pool, const ExpertsProblem& p) {
-    const int64_t tiles = down_tiles(p, kTile);
+    const int64_t tiles = num_tiles(p.down.rows, kTile);
     pool.parallel_for(*p.routed.num_experts * tiles, [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; item++)
             for_tiles(p, kTile, item % tiles, item % tiles + 1,
@@ -135,7 +131,7 @@ void experts(Pool& pool, const ExpertsProblem& p, const Window& window) {
     down_by_expert(pool, p);
     pool.parallel_for(window.num_rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++)
-            for_tiles(p, kTile, 0, down_tiles(p, kTile), [&](int64_t r0, int num_rows) { combine(p, row, r0, num_rows); });
+            for_tiles(p, kTile, 0, num_tiles(p.down.rows, kTile), [&](int64_t r0, int num_rows) { combine(p, row, r0, num_rows); });
     });
 }
 

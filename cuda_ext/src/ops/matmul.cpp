@@ -10,10 +10,6 @@ namespace {
 
 constexpr int kInputRows = 64;  // input rows of one kernel call
 
-int64_t tiles_of(const MatmulPart& part, int tile) {
-    return (part.weights.rows + tile - 1) / tile;
-}
-
 void add_residual(const MatmulPart& part, const float* tile, int64_t first_row, int num_x, int64_t r0, int num_rows) {
     for (int x = 0; x < num_x; x++) {
         const int64_t at = (first_row + x) * part.weights.rows + r0;
@@ -42,15 +38,15 @@ void compute_rows(const MatmulProblem& p, const MatmulPart& part, int64_t r0, in
 void matmul(Pool& pool, const MatmulProblem& p, const Window& window) {
     const int num_inputs = span_of(window, p.rows).count;
     if (num_inputs == 0) return;
-    int64_t num_rows = 0, num_tiles = 0;
+    int64_t num_rows = 0, num_items = 0;
     for (const MatmulPart& part : p.parts) num_rows += part.weights.rows;
     const int tile = tile_rows(num_rows, num_inputs, pool.num_active());
-    for (const MatmulPart& part : p.parts) num_tiles += tiles_of(part, tile);
-    pool.parallel_for(num_tiles, [&](int64_t begin, int64_t end) {
+    for (const MatmulPart& part : p.parts) num_items += num_tiles(part.weights.rows, tile);
+    pool.parallel_for(num_items, [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; item++) {
             int64_t index = item;
             const MatmulPart* part = p.parts.data();
-            for (; index >= tiles_of(*part, tile); part++) index -= tiles_of(*part, tile);
+            for (; index >= num_tiles(part->weights.rows, tile); part++) index -= num_tiles(part->weights.rows, tile);
             const int64_t r0 = index * tile;
             compute_rows(p, *part, r0, static_cast<int>(std::min<int64_t>(tile, part->weights.rows - r0)), num_inputs);
         }

@@ -16,4 +16,8 @@ inline int tile_rows(int64_t num_rows, int num_inputs, int num_threads) {
     return tile;
 }
 
+constexpr int64_t num_tiles(int64_t num_rows, int tile) {
+    return (num_rows + tile - 1) / tile;
+}
+
 }  // namespace tandem

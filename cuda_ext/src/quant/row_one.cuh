@@ -193,8 +193,8 @@ __device__ __forceinline__ void with_type(Type type, const Act& act) {
     }
 }
 
-// All 32 lanes call together. But for AnyType the only input row is the first of `input_rows`. With a type's own struct `type` is
-// T.
+// All 32 lanes call together. But for AnyType the only input row is the first of `input_rows`; a type's own struct is that of
+// `type`.
 template <class T>
 __device__ __forceinline__ void dot_window_rows(Type type, const RowDots& p, int lane) {
     if constexpr (std::is_same_v<T, AnyType>)
