@@ -25,7 +25,7 @@ from appliance.engine.logits import LogitsRow
 from appliance.engine.loop import CardMemory
 from appliance.engine.pair import Pair
 from appliance.engine.peer import PeerPlan, PeerRows, PeerTier, reaches
-from appliance.engine.streaming import choose_streamed_ratio
+from appliance.engine.streaming import StreamedShare
 from appliance.errors import EngineError, MemoryBudgetError, SettingsError
 from appliance.gguf_file import GgufFile, open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
@@ -94,7 +94,7 @@ class RunnerOptions:
     starts_asleep: bool = False
     """The expert cache has no memory until it is told to take it."""
     streamed_ratio: float | None = None
-    """Share of what a GPU misses that it reads from the arena itself. None: found out by trying."""
+    """Share of what a GPU misses that it reads from the arena itself. None: found out while windows run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,7 @@ class ModelRunner:
         self._is_closed = False
         self._rows_since_boundary = 0
         self._num_rows = 0
+        self._streamed = StreamedShare(options.streamed_ratio)
         self._pool = native.Pool(options.num_threads)
         card = open_card(plan.card, self._pool, options.isa)
         classes = blob_bytes_table(model.arena.layout)
@@ -219,6 +220,8 @@ class ModelRunner:
             raise EngineError("the model was closed; start the engine again")
         if self._graph.is_gpu and len(tokens) > WINDOW_ROWS:
             logits = self._run_prompt(tokens, position, num_logits)
+        elif self._graph.is_gpu and len(tokens) == 1:
+            logits = self._run_one_row(tokens, position, num_logits)
         else:
             logits = self._run_until_answered(tokens, position, num_logits)
         self._rows_since_boundary += len(tokens)
@@ -387,6 +390,20 @@ class ModelRunner:
     def _memory(self) -> CardMemory:
         return CardMemory((self._plan.total_bytes - self._given_bytes) // MIB, self._given_bytes // MIB)
 
+    def _run_one_row(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+        """A window on a GPU, with the share of what it misses that is streamed."""
+        self._stream(self._streamed.begin_window((self._pair.has_peer_now, self._pool.num_held > 0)))
+        start = time.perf_counter()
+        logits = self._run_until_answered(tokens, position, num_logits)
+        self._streamed.end_window(time.perf_counter() - start)
+        return logits
+
+    def _stream(self, ratio: float) -> None:
+        """The share of windows to come. Where it pays for the own GPU to read missing experts from the arena, it pays for the second."""
+        self._graph.card.streamed_ratio = ratio  # type: ignore[attr-defined]
+        if self._pair.peer is not None:
+            self._pair.peer.set_streamed_ratio(ratio)
+
     def _run_until_answered(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
         """A run that is void because the other engine did not answer is done again, without it."""
         while True:
@@ -449,13 +466,11 @@ class ModelRunner:
         """
         sizes = self._options.sizes
         try:
+            if self._graph.is_gpu:
+                self._stream(self._streamed.usual)
             self._graph.run([0] * sizes.max_rows, 0, sizes.max_logits)
             self._graph.run([0], 0, 1)
-            if self._graph.is_gpu:
-                ratio = choose_streamed_ratio(self._graph, self.vocab, self._model.arena.path.parent, self._options.streamed_ratio)
-                if self._pair.peer is not None:
-                    self._pair.peer.set_streamed_ratio(ratio)
-                self._graph.prepare_windows()
+            self._graph.prepare_windows()
         except EngineError as error:
             raise EngineError(f"the warm-up failed: {error.message}") from None
         self._cache.forget_uses()

@@ -53,9 +53,13 @@ class Pair:
         """Whether the last run is void because the other engine did not answer; true once."""
         return self.link is not None and self.link.take_loss()
 
+    @property
+    def has_peer_now(self) -> bool:
+        return self.peer is not None and self.peer.is_attached
+
     def held_elsewhere(self) -> NDArray[np.bool_] | None:
         """[layers, experts]: what another card holds for this engine; None if there is no such card now."""
-        by_peer = self.peer.held if self.peer is not None and self.peer.is_attached else None
+        by_peer = self.peer.held if self.peer is not None and self.has_peer_now else None
         by_partner = self.link.partner_holds() if self.link is not None else None
         if by_peer is None or by_partner is None:
             return by_partner if by_peer is None else by_peer

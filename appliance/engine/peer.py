@@ -100,7 +100,7 @@ class PeerTier:
             table.set_peer(peer_table)
 
     def set_streamed_ratio(self, ratio: float) -> None:
-        """For GPUs: where it pays for the own card to read missing experts from the arena, it pays here too."""
+        """For GPUs: as `PeerRows.streamed_ratio`."""
         if self._rows is not None:
             self._rows.streamed_ratio = ratio
 

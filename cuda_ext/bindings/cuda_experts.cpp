@@ -161,6 +161,8 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     const std::vector<uint8_t> zeros(num_experts * sizeof(uint32_t) + kNumTiers * sizeof(uint64_t));
     const OnCard state(zeros.data(), sizeof(cuda::MissState)), uses(zeros.data(), num_experts * sizeof(uint32_t));
     const OnCard tier_rows(zeros.data(), kNumTiers * sizeof(uint64_t));
+    const cuda::StreamedRatios ratios{c.streamed_ratio, 0.0f};
+    const OnCard streamed(&ratios, sizeof ratios);
     const Mapped posts(HostTier::shared_bytes(shape)), arena(c.arena.nbytes() + 2 * kGuard);
     std::memcpy(arena.data() + kGuard, c.arena.data(), c.arena.nbytes());
 
@@ -174,7 +176,7 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     const cuda::ExpertPlaces places{
         slots.as<int32_t>(), nullptr,
         blobs.data(),        c.arena_on_card ? reinterpret_cast<const uint8_t*>(arena.on_card()) + kGuard : nullptr,
-        blob_bytes,          c.streamed_ratio};
+        blob_bytes,          streamed.as<cuda::StreamedRatios>()};
     cuda::GateUpProblem gate_up{};
     gate_up.num_rows = static_cast<int32_t>(rows);
     gate_up.hidden = hidden.as<float>();

@@ -119,8 +119,7 @@ cuda::ExpertPlaces ExpertsStep::places(const uint8_t* offered) const {
             table_->slot_base(first.nbytes),
             in_place ? first.as<const uint8_t>() : nullptr,
             first.nbytes,
-            program_.streamed_ratio(),
-            program_.peer_ratio()};
+            &program_.state()->streamed};
 }
 
 void ExpertsStep::window(const WindowRun& run) const {

@@ -56,7 +56,6 @@ void CudaPeer::set_streamed_ratio(float ratio) {
     const bool is_pinned =
         std::all_of(layers.begin(), layers.end(), [&](const HostTier::Layer& layer) { return card_->is_pinned(layer.blobs); });
     streamed_ratio_ = is_pinned ? ratio : 0.0f;
-    program_->set_usual_peer_ratio(streamed_ratio_);
     if (server_->running()) program_->set_peer_ratio(streamed_ratio_);
 }
 

@@ -108,10 +108,9 @@ void CudaProgram::run_window(std::span<const int32_t> tokens, int64_t position, 
     offered_ = partner_ ? partner_->begin_window(num_rows, card_->compute_stream()) : nullptr;
     bool voided = true;
     try {
-        const cudaGraphExec_t graph =
-            graph_for({num_rows, num_logits, usual_spans(position + num_rows), offered_, streamed_ratio(), peer_ratio()});
+        const cudaGraphExec_t graph = graph_for({num_rows, num_logits, usual_spans(position + num_rows), offered_});
         auto* state = staged_state_.as<cuda::WindowState>();
-        *state = {num_rows, num_logits, position, {}};
+        *state = {num_rows, num_logits, position, {streamed_ratio(), peer_ratio()}, {}};
         std::copy(tokens.begin(), tokens.end(), state->tokens);
         host_tier_->begin();
         watchdog_.arm(kWindowTimeoutS);
@@ -147,7 +146,7 @@ void CudaProgram::await_window() {
 
 cudaGraphExec_t CudaProgram::graph_for(const GraphKey& key) {
     if (const auto found = graphs_.find(key); found != graphs_.end()) return found->second;
-    const auto& [num_rows, num_logits, spans, offered, streamed, by_peer] = key;
+    const auto& [num_rows, num_logits, spans, offered] = key;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     const cudaStream_t stream = card_->compute_stream();
@@ -173,9 +172,8 @@ void CudaProgram::prepare_windows() {
     prepare();
     const int64_t most = usual_spans(limits_.context);
     for (int64_t spans = 1; spans <= most; spans *= 2) {
-        graph_for({1, 1, spans, nullptr, streamed_ratio(), 0.0f});
-        graph_for({1, 1, spans, nullptr, streamed_ratio(), rest_of(usual_peer_ratio_)});
-        if (partner_) graph_for({1, 1, spans, partner_->offer_place(), streamed_ratio(), 0.0f});
+        graph_for({1, 1, spans, nullptr});
+        if (partner_) graph_for({1, 1, spans, partner_->offer_place()});
     }
 }
 
@@ -225,7 +223,7 @@ std::map<std::string, double> CudaProgram::profile(int32_t token, int64_t positi
     const DeviceScope scope(card_->device());
     prepare();
     const cudaStream_t stream = card_->compute_stream();
-    const cuda::WindowState state{1, 1, position, {token}};
+    const cuda::WindowState state{1, 1, position, {}, {token}};
     card_->write(state_, &state, sizeof state);
     std::vector<cudaEvent_t> marks(steps_.size() + 1);
     for (cudaEvent_t& mark : marks) CUDA_CHECK(cudaEventCreate(&mark));

@@ -98,11 +98,9 @@ class CudaProgram {
     void set_partner(WindowPartner* partner) { partner_ = partner; }
     // Share of a window's absent experts that the second card reads from the arena. Between windows.
     void set_peer_ratio(float ratio) { peer_ratio_ = ratio; }
-    // What that share is while the second card takes part.
-    void set_usual_peer_ratio(float ratio) { usual_peer_ratio_ = ratio; }
     // The card's own share, and the other, of which there is at most the rest.
     float streamed_ratio() const { return card_->streamed_ratio(); }
-    float peer_ratio() const { return rest_of(peer_ratio_); }
+    float peer_ratio() const { return std::min(peer_ratio_, 1.0f - streamed_ratio()); }
     // Called after a window that was given up: returns when the second card is through with what it was asked.
     void set_peer_recovery(std::function<void()> recover) { recover_peer_ = std::move(recover); }
     // The number that the next request comes after. Between windows.
@@ -127,10 +125,9 @@ class CudaProgram {
     int64_t num_voided() const { return num_voided_; }
 
   private:
-    // Number of rows, of logits, of usual spans, what is offered, and the streamed shares.
-    using GraphKey = std::tuple<int, int, int64_t, const uint8_t*, float, float>;
+    // Number of rows, of logits, of usual spans, and what is offered.
+    using GraphKey = std::tuple<int, int, int64_t, const uint8_t*>;
 
-    float rest_of(float peer_ratio) const { return std::min(peer_ratio, 1.0f - streamed_ratio()); }
     void prepare();
     void run_window(std::span<const int32_t> tokens, int64_t position, int num_logits);
     void run_prompt(std::span<const int32_t> tokens, int64_t position, int num_logits);
@@ -156,7 +153,6 @@ class CudaProgram {
     std::array<cuda::MissPost, cuda::kNumSources> posts_{};
     bool peer_shares_card_ = false;
     float peer_ratio_ = 0.0f;
-    float usual_peer_ratio_ = 0.0f;
     WindowPartner* partner_ = nullptr;
     const uint8_t* offered_ = nullptr;  // to the window in progress
     std::function<void()> recover_peer_;

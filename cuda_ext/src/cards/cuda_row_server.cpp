@@ -84,7 +84,7 @@ std::vector<cuda::ServedLayer> CudaRowServer::plan(const CudaExpertTable& table,
                                             table.slot_base(layer.blob_bytes),
                                             card_.is_pinned(layer.blobs) ? layer.blobs.as<const uint8_t>() : nullptr,
                                             layer.blob_bytes,
-                                            0.0f};
+                                            nullptr};
             const cuda::ServedShape shape{table.mirror().num_experts(), top_k,  blob_part(layer.gate), blob_part(layer.up),
                                           blob_part(layer.down),        places, hidden_.as<float>()};
             served.push_back(cuda::plan_served(shape, num_rows, card_.shape(), requests_.shares_card));

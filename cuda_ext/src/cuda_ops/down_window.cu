@@ -130,7 +130,7 @@ struct DownInstance {
 }  // namespace
 
 DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads) {
-    check_routing(p.num_rows, p.choice, p.places);
+    check_routing(p.num_rows, p.choice);
     check_part(p.down, p.places);
     const size_t row_bytes = input_row_bytes(p.down.type, p.down.columns),
                  num_pairs = static_cast<size_t>(p.num_rows) * p.choice.top_k;

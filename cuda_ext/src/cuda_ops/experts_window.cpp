@@ -43,15 +43,13 @@ size_t input_row_bytes(quant::Type type, int64_t columns) {
     return groups_of(columns) * sizeof(quant::ActGroup);
 }
 
-void check_routing(int num_rows, const Choice& choice, const ExpertPlaces& places) {
+void check_routing(int num_rows, const Choice& choice) {
     require(num_rows >= 1 && num_rows <= kMaxWindowRows,
             "a window of " + std::to_string(num_rows) + " rows; 1 to " + std::to_string(kMaxWindowRows) + " are possible");
     require(choice.num_experts >= 1 && choice.num_experts <= kMaxRoutedExperts && choice.top_k >= 1 && choice.top_k <= kMaxTopK &&
                 choice.top_k <= choice.num_experts,
             "cannot choose " + std::to_string(choice.top_k) + " of " + std::to_string(choice.num_experts) + " experts; up to " +
                 std::to_string(kMaxTopK) + " of " + std::to_string(kMaxRoutedExperts) + " are possible");
-    require(places.streamed_ratio >= 0.0f && places.peer_ratio >= 0.0f && places.streamed_ratio + places.peer_ratio <= 1.0f,
-            "the streamed shares lie outside of 0 to 1");
 }
 
 void check_part(const BlobPart& part, const ExpertPlaces& places) {

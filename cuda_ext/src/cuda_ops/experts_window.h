@@ -6,15 +6,16 @@
 // Bits: those of ops/norm.h, ops/route.h and ops/experts.h, wherever an expert is computed.
 //
 // Tiers: a resident expert is `own`, one in the slots of the second card `peer`, one that the other engine offers `linked`. Of the
-// m distinct others, in order of first appearance (pair = row * top_k + place), the first floor(m * streamed_ratio + 1/2) are
+// m distinct others, in order of first appearance (pair = row * top_k + place), the first floor(m * streamed.own + 1/2) are
 // `streamed`: the card reads them in place from the arena, if that has an address on the card. So are those up to
-// floor(m * (streamed_ratio + peer_ratio) + 1/2), but by the second card. The rest are posted to the `host`.
+// floor(m * (streamed.own + streamed.peer) + 1/2), but by the second card. The rest are posted to the `host`.
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/host_device.h"
+#include "cuda_ops/window_state.h"
 #include "ops/gating.h"
 #include "quant/row.h"
 
@@ -40,13 +41,12 @@ constexpr int32_t kAtPartner = -3;  // absent, but the other engine offers it; n
 
 // Where one layer's blobs lie.
 struct ExpertPlaces {
-    const int32_t* slots;      // [experts] slot, kAbsent or kAtPeer, on the card; changes only between windows
-    const uint8_t* offered;    // [experts] on the card: not 0 where the other engine computes what this card lacks; or null
-    const uint8_t* slot_base;  // slot s lies at slot_base + s * blob_bytes
-    const uint8_t* arena;      // the layer's blobs as the card sees them in host memory, or null
-    size_t blob_bytes;         // a multiple of 256
-    float streamed_ratio;      // 0..1
-    float peer_ratio = 0.0f;   // 0..1, together with streamed_ratio at most 1
+    const int32_t* slots;            // [experts] slot, kAbsent or kAtPeer, on the card; changes only between windows
+    const uint8_t* offered;          // [experts] on the card: not 0 where the other engine computes what this card lacks; or null
+    const uint8_t* slot_base;        // slot s lies at slot_base + s * blob_bytes
+    const uint8_t* arena;            // the layer's blobs as the card sees them in host memory, or null
+    size_t blob_bytes;               // a multiple of 256
+    const StreamedRatios* streamed;  // on the card, of the window; or null: nothing is streamed
 };
 
 // One matrix inside a blob.
@@ -128,7 +128,7 @@ RingPlan plan_rings(size_t available, const WantedRings& wanted, const StagedRow
 size_t input_row_bytes(quant::Type type, int64_t columns);
 
 // Throws std::invalid_argument for numbers beyond the limits of these kernels.
-void check_routing(int num_rows, const Choice& choice, const ExpertPlaces& places);
+void check_routing(int num_rows, const Choice& choice);
 void check_part(const BlobPart& part, const ExpertPlaces& places);
 
 // Gives out a block's shared memory, piece by piece.

@@ -139,7 +139,7 @@ RingPlan plan_single_stage(size_t available, int num_warps, int rows, const Stag
 }  // namespace
 
 GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_threads) {
-    check_routing(p.num_rows, p.choice, p.places);
+    check_routing(p.num_rows, p.choice);
     check_part(p.gate, p.places);
     check_part(p.up, p.places);
     require(p.gate.rows == p.up.rows && p.gate.columns == p.up.columns, "gate and up do not fit together");

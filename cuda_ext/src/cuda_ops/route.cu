@@ -54,7 +54,7 @@ __device__ __forceinline__ void place_experts(RoutedList& r, const ExpertPlaces&
     }
     misses_before += __popc(r.misses[thread / 32] & ((1u << thread % 32) - 1));
     RoutedExpert& expert = r.experts[r.expert_of[thread]];
-    detail::place_expert(expert, places, r.slots[expert.expert], misses_before, detail::streamed_shares(places, num_misses));
+    detail::place_expert(expert, places, r.slots[expert.expert], misses_before, detail::streamed_shares(r.streamed, num_misses));
 }
 
 // of_side, side_first and the numbers. Thread i has expert i; threads behind those have a side each, too.

@@ -54,6 +54,7 @@ struct RoutedList {
     int32_t first_pair[kMaxPairs];          // scratch: the first pair with the same expert
     uint32_t firsts[kMaxPairs / 32];        // scratch: which pairs are such
     uint32_t misses[kMaxPairs / 32];        // scratch: and absent
+    StreamedRatios streamed;                // as this card can
     int32_t num_experts;
     int32_t num_of_side[kNumSides];  // experts
     int32_t pairs_of_side[kNumSides];
@@ -75,9 +76,14 @@ __device__ __forceinline__ void await_posts(const RoutedList& r, const MissState
     __syncwarp();
 }
 
-// The residency table of the layer; no kernel writes it, so this may come before wait_prerequisites(). A barrier must follow.
+// The residency table of the layer and the window's ratios; no kernel writes them, so this may come before wait_prerequisites(). A
+// barrier must follow.
 __device__ __forceinline__ void load_slots(RoutedList& r, const ExpertPlaces& places, int num_experts, int thread,
                                            int num_threads) {
+    if (thread == 0) {
+        r.streamed = places.streamed ? *places.streamed : StreamedRatios{};
+        if (!places.arena) r.streamed.own = 0.0f;
+    }
     for (int i = thread; i < num_experts; i += num_threads) {
         const int32_t slot = __ldcg(places.slots + i);
         r.slots[i] = slot == kAbsent && places.offered && __ldcg(places.offered + i) ? kAtPartner : slot;
@@ -162,10 +168,10 @@ struct StreamedShares {
     int both;  // this card and the second one
 };
 
-__device__ __forceinline__ StreamedShares streamed_shares(const ExpertPlaces& places, int num_misses) {
-    const float own = places.arena ? places.streamed_ratio : 0.0f, misses = static_cast<float>(num_misses);
-    return {static_cast<int>(quant::add(quant::mul(misses, own), 0.5f)),
-            static_cast<int>(quant::add(quant::mul(misses, quant::add(own, places.peer_ratio)), 0.5f))};
+__device__ __forceinline__ StreamedShares streamed_shares(const StreamedRatios& streamed, int num_misses) {
+    const float misses = static_cast<float>(num_misses);
+    return {static_cast<int>(quant::add(quant::mul(misses, streamed.own), 0.5f)),
+            static_cast<int>(quant::add(quant::mul(misses, quant::add(streamed.own, streamed.peer)), 0.5f))};
 }
 
 // Who computes an expert of a table's entry, and where its bytes are. `miss`: how many absent experts come before it.
@@ -195,7 +201,7 @@ __device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& 
     expert.expert = id;
     expert.first = lane;
     expert.count = 1;
-    place_expert(expert, places, slot, __popc(misses & before), streamed_shares(places, __popc(misses)));
+    place_expert(expert, places, slot, __popc(misses & before), streamed_shares(r.streamed, __popc(misses)));
 #pragma unroll
     for (int side = 0; side < kNumSides; side++) {
         const uint32_t members = __ballot_sync(~0u, listed && expert.side == side);

@@ -8,10 +8,17 @@ namespace tandem::cuda {
 
 constexpr int kMaxWindowRows = 8;
 
+// Shares of a window's absent experts that cards read from the arena, together at most 1.
+struct StreamedRatios {
+    float own;   // by this card
+    float peer;  // by the second one
+};
+
 struct WindowState {
     int32_t num_rows;    // 1..kMaxWindowRows; a launch is made for one number of rows and trusts its own
     int32_t num_logits;  // the last rows of the window that go through the head
     int64_t position;    // of the first row; row t lies at position + t
+    StreamedRatios streamed;
     int32_t tokens[kMaxWindowRows];
 };
 
