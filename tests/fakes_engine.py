@@ -171,7 +171,9 @@ class FakeRunner:
         self._slots = self.model.slots
         return self._memory()
 
-    def attach_peer(self) -> None:
+    def attaching_peer(self) -> Iterator[None]:
+        for _ in range(self.peer_parts):
+            yield
         if self.model.refuse_peer:
             raise MemoryBudgetError("the fake second card is taken")
         self.peer_experts = self.model.slots

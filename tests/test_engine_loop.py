@@ -509,6 +509,18 @@ class TestControls:
         assert [text.split()[0] for text in served.controls()] == ["PEER", "STATS", "PEER"]
         assert len(served.answer()) == 5
 
+    def test_the_second_card_comes_in_parts_between_windows(self, tmp_path: Path) -> None:
+        runner = FakeRunner(peer_parts=3)
+        during: dict[int, list[Command]] = {11: [AttachPeer()], 12: [ReportStats()]}
+        served = Served(tmp_path, runner, generate(), during=during)
+        assert [text.split()[0] for text in served.controls()] == ["STATS", "PEER"]
+        assert (len(served.answer()), runner.peer_experts > 0) == (5, True)
+
+    def test_a_second_card_that_is_taken_while_it_comes_fails_in_a_sentence_and_the_request_goes_on(self, tmp_path: Path) -> None:
+        served = Served(tmp_path, FakeRunner(FakeModel(refuse_peer=True), peer_parts=3), generate(), during={11: [AttachPeer()]})
+        assert served.controls() == ["ERR failed PEER_ATTACH: the fake second card is taken"]
+        assert len(served.answer()) == 5
+
     @pytest.mark.parametrize("at", [4, 12, 13])  # in the prompt, in the answer, with its last window
     def test_what_is_left_of_the_second_card_goes_at_once_when_nobody_waits(self, tmp_path: Path, at: int) -> None:
         served = Served(tmp_path, FakeRunner(FakeModel(max_rows=4), peer_parts=1000), AttachPeer(), generate(), during={at: [DetachPeer()]})

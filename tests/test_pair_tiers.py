@@ -111,11 +111,12 @@ def test_a_peer_whose_memory_is_gone_says_so_and_stays_detached(
 ) -> None:
     from appliance.engine.experts import ExpertCache
 
-    def taken(*_: object) -> None:
+    def taken(*_: object) -> Iterator[None]:
+        yield
         raise MemoryError
 
     with open_runner(model, shm_dir, slots=SLOTS, peer_slots=SLOTS) as runner:
-        monkeypatch.setattr(ExpertCache, "take_again", taken)
+        monkeypatch.setattr(ExpertCache, "taking_again", taken)
         with pytest.raises(MemoryBudgetError, match="host:1"):
             runner.attach_peer()
         assert runner.stats()["peer_experts"] == 0

@@ -31,8 +31,8 @@ FILL_BYTES = 128 * MIB
 MIN_FILLS, MAX_FILLS = 8, 64
 """Experts on their way into empty slots at one time: what so many bytes are, within these numbers."""
 
-GIVEN_BYTES = 4096 * MIB
-"""Given back to the system at one time: some 10 ms of a GPU's."""
+PART_BYTES = 4096 * MIB
+"""Given back to the system, or taken from it, at one time: some 10 ms of a GPU's."""
 
 _ABSENT = -1
 
@@ -214,27 +214,35 @@ class ExpertCache:
         self._card.wait(self._card.update(self._table, evicted))
         yield
         for memory in self._memories:
-            for begin in range(0, memory.nbytes, GIVEN_BYTES):
-                memory.part(begin, min(GIVEN_BYTES, memory.nbytes - begin)).discard()
+            for part in _parts(memory):
+                part.discard()
                 yield
 
     def take_again(self, order: Iterable[int]) -> None:
-        """Takes the memory of all slots again. The next boundaries fill them in `order`, flat indices (layer * experts + expert).
+        """All steps of `taking_again` at once."""
+        for _ in self.taking_again(order):
+            pass
+
+    def taking_again(self, order: Iterable[int]) -> Iterator[None]:
+        """Takes the memory of all slots again, a part at every step, so that no window waits long. The boundaries after the last step fill
+        them in `order`, flat indices (layer * experts + expert). Nothing else may be asked of the cache before.
 
         Raises MemoryError, with the slots taken so far given back, when the system does not have it any more.
         """
         if self.num_slots == 0:
-            self._take_all()
+            yield from self._taking_all()
         else:
             self._take_given()
         self._given_slots.clear()
         self._order = np.fromiter(order, dtype=np.int64)
         self._has_more_fills = True
 
-    def _take_all(self) -> None:
+    def _taking_all(self) -> Iterator[None]:
         try:
             for memory in self._memories:
-                memory.touch()
+                for part in _parts(memory):
+                    part.touch()
+                    yield
         except MemoryError:
             for memory in self._memories:
                 memory.discard()
@@ -373,3 +381,8 @@ class ExpertCache:
 
     def _blob_bytes(self, layer: int) -> int:
         return self._layout.layers[layer].blob.nbytes
+
+
+def _parts(memory: native.View) -> Iterator[native.View]:
+    for begin in range(0, memory.nbytes, PART_BYTES):
+        yield memory.part(begin, min(PART_BYTES, memory.nbytes - begin))

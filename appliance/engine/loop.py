@@ -84,11 +84,12 @@ class PeerHolder(Protocol):
     def has_peer(self) -> bool:
         """Whether it was started with one."""
 
-    def attach_peer(self) -> None:
-        """Takes the peer card's slots; they are filled while it serves. MemoryBudgetError if the memory is not there."""
+    def attaching_peer(self) -> Iterator[None]:
+        """Takes the peer card's slots, a part at every step; windows may run between two steps. They are filled while it serves.
+        MemoryBudgetError if the memory is not there."""
 
     def detaching_peer(self) -> Iterator[None]:
-        """Gives them back, a part at every step; windows may run between two steps."""
+        """Gives them back, likewise."""
 
 
 @runtime_checkable
@@ -125,7 +126,8 @@ class EngineLoop:
         self._parking = parking
         self._session = Session()
         self._generation: Generation | None = None
-        self._detaching: Iterator[None] | None = None
+        self._peer_switch: tuple[Word, Iterator[None]] | None = None
+        """The second card's memory on its way, in or out."""
         """What is left of giving the peer card back; its end is answered."""
         self._last_finished_id: str | None = None
         self._num_windows = 0
@@ -161,7 +163,7 @@ class EngineLoop:
     def _next_command(self) -> Command | None:
         """The next command; None if there is none and a request is running."""
         if self._generation is None:
-            self._detach_parts()
+            self._move_peer_parts()
         if (command := self._inbox.take()) is not None:
             return command
         if self._generation is None:
@@ -226,7 +228,7 @@ class EngineLoop:
 
     def _step(self, generation: Generation) -> None:
         try:
-            self._detach_parts()
+            self._move_peer_parts()
             self._runner.between_windows()
             reason = generation.advance()
         except WindowInterruptedError:  # a line is waiting; if the request survives it, the step is done again
@@ -280,24 +282,24 @@ class EngineLoop:
         if not (isinstance(self._runner, PeerHolder) and self._runner.has_peer):
             self._refuse(ControlErrorCode.UNSUPPORTED, f"{word}: this engine was started without a peer card")
             return
-        self._detach_parts(at_once=True)
-        if word is Word.PEER_DETACH:
-            self._detaching = self._runner.detaching_peer()
-            self._detach_parts()
-            return
-        try:
-            self._runner.attach_peer()
-        except MemoryBudgetError as error:
-            self._refuse(ControlErrorCode.FAILED, f"{word}: {error.message}")
-        else:
-            self._reply(Reply.PEER, "ON")
+        self._move_peer_parts(at_once=True)
+        steps = self._runner.attaching_peer() if word is Word.PEER_ATTACH else self._runner.detaching_peer()
+        self._peer_switch = (word, steps)
+        self._move_peer_parts()
 
-    def _detach_parts(self, *, at_once: bool = False) -> None:
-        """One part between two windows; everything `at_once`, or where no window waits, or a chunk of a prompt."""
-        while self._detaching is not None:
-            if next(self._detaching, _END) is _END:
-                self._detaching = None
-                self._reply(Reply.PEER, "OFF")
+    def _move_peer_parts(self, *, at_once: bool = False) -> None:
+        """One part of the second card's memory between two windows; all `at_once`, or where no window waits, or a chunk of a prompt."""
+        while self._peer_switch is not None:
+            word, steps = self._peer_switch
+            try:
+                is_over = next(steps, _END) is _END
+            except MemoryBudgetError as error:
+                self._peer_switch = None
+                self._refuse(ControlErrorCode.FAILED, f"{word}: {error.message}")
+                return
+            if is_over:
+                self._peer_switch = None
+                self._reply(Reply.PEER, "ON" if word is Word.PEER_ATTACH else "OFF")
             if not at_once and self._generation is not None and self._generation.next_rows == 1:
                 return
 

@@ -312,17 +312,23 @@ class ModelRunner:
         return self._pair.peer is not None
 
     def attach_peer(self) -> None:
-        """Takes the peer card's slots; the next boundaries fill them. Raises MemoryBudgetError."""
+        """All steps of `attaching_peer` at once."""
+        for _ in self.attaching_peer():
+            pass
+
+    def attaching_peer(self) -> Iterator[None]:
+        """Takes the peer card's slots, a part at every step; windows may run between two steps, and the boundaries after the last one fill
+        them. Raises MemoryBudgetError."""
         if self._pair.peer is not None:
-            self._pair.peer.attach(self._ranks())
+            yield from self._pair.peer.attaching(self._ranks())
 
     def detach_peer(self) -> None:
-        """Gives the peer card's slots back."""
+        """All steps of `detaching_peer` at once."""
         for _ in self.detaching_peer():
             pass
 
     def detaching_peer(self) -> Iterator[None]:
-        """The same, a part at every step; windows may run between two steps."""
+        """Gives the peer card's slots back, a part at every step; windows may run between two steps."""
         if self._pair.peer is not None:
             yield from self._pair.peer.detaching()
 

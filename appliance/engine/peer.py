@@ -130,15 +130,16 @@ class PeerTier:
     def is_filling(self) -> bool:
         return self._cache.is_filling
 
-    def attach(self, order: Iterable[int]) -> None:
-        """Takes the slots; the next boundaries fill them in `order`, as `ExpertCache.take_again` does.
+    def attaching(self, order: Iterable[int]) -> Iterator[None]:
+        """Takes the slots, a part at every step; windows may run between two steps. The boundaries after the last one fill them in `order`,
+        as `ExpertCache.taking_again` says.
 
         Raises MemoryBudgetError; it is detached then.
         """
         if self._is_attached:
             return
         try:
-            self._cache.take_again(order)
+            yield from self._cache.taking_again(order)
             if self._rows is not None:
                 self._rows.attach()
         except MemoryError:

@@ -117,10 +117,10 @@ def test_attaching_and_detaching_in_the_middle_with_swaps_changes_no_bit(model: 
         assert runner.stats()["swaps"] > 0
 
 
-def test_windows_between_the_parts_in_which_the_second_card_goes_change_no_bit(
+def test_windows_between_the_parts_in_which_the_second_card_goes_and_comes_change_no_bit(
     model: RandomModel, shm_dir: Path, expected: Logits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experts, "GIVEN_BYTES", 1 << 20)
+    monkeypatch.setattr(experts, "PART_BYTES", 1 << 20)
     with with_peer(model, shm_dir) as runner:
         runner.attach_peer()
         fill(runner)
@@ -132,7 +132,13 @@ def test_windows_between_the_parts_in_which_the_second_card_goes_change_no_bit(
         assert next(steps, "the end") == "the end"
         assert same_bits(np.concatenate(parts), expected)
         assert "peer" not in runner.stats()["rows_by_tier"]
-        runner.attach_peer()
+        steps = runner.attaching_peer()
+        parts = []
+        for position, token in enumerate(DECODED):
+            next(steps, None)
+            parts.append(one_by_one(runner, [token], position))
+        assert next(steps, "the end") == "the end"
+        assert same_bits(np.concatenate(parts), expected)
         fill(runner)
         assert same_bits(one_by_one(runner, DECODED), expected)
         assert runner.stats()["rows_by_tier"]["peer"] > 0
