@@ -1,0 +1,383 @@
+"""kill -9 of the lead, of the helper and of the web process of a real server, in every phase of its pair, again and again.
+
+After each kill every stream has ended as docs/desk.md says, and what it said till then is what it always says; both lanes serve again;
+no process and no file in shared memory is left over. In the end the memory of both cards is what it was before.
+
+    idle             nobody asks
+    one request      the lead answers with both cards
+    waking           a second request wakes the helper beside it
+    both busy        each lane has a request
+    falling asleep   the helper gives its slots back while the lead goes on
+
+Three servers, one for each victim, go through the phases side by side. Which phase a kill met is asked before it; a helper wakes and
+falls asleep within milliseconds, so not every kill meets these two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+
+from appliance.memory.gpus import free_gpu_bytes
+from appliance.units import MIB
+from scripts.gpu_cases.findings import Findings, Part
+from scripts.gpu_cases.gpu_users import SEGMENT_BYTES
+from scripts.gpu_cases.pair_model import NUM_EXPERTS, Place, place_of
+from tests.real_server import RealServer, real_server
+
+Status = dict[str, Any]
+VICTIMS = ("lead", "helper", "web")
+ON_EACH_CARD = 0.35
+HOLD_S, BAR_S = 0.2, 0.2
+LIMIT_S = 60.0
+PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8])
+"""No more tokens than a window has rows: a GPU rounds longer prompts differently, and what is reused of them was computed as one."""
+SHORT_TOKENS = 16
+FIRST_TOKENS = 4
+TRIES = 5
+"""For two requests to meet on two lanes."""
+
+
+@dataclass(frozen=True)
+class Size:
+    rounds: int
+    tokens: int
+    budget_s: float
+    """For all rounds."""
+
+
+FULL, QUICK = Size(5, 600, 160.0), Size(1, 240, 400.0)
+
+
+@dataclass
+class Stream:
+    """A streamed answer: its tokens, and `length`, an error's code, or `cut` for how it ended; None while it goes on."""
+
+    ids: list[int] = field(default_factory=list)
+    end: str | None = None
+    thread: threading.Thread | None = None
+
+    def finish(self) -> Stream:
+        assert self.thread is not None
+        self.thread.join(LIMIT_S)
+        return self
+
+    def wait_for_tokens(self, num: int) -> None:
+        deadline_s = time.monotonic() + LIMIT_S
+        while len(self.ids) < num and self.end is None and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+
+
+@dataclass
+class Rounds:
+    """What the rounds of one victim in one phase have shown."""
+
+    num: int = 0
+    num_met: int = 0
+    """Kills before which the pair was still in the phase."""
+    num_cut: int = 0
+    """Streams that lost their engine or server."""
+    longest_s: float = 0.0
+    """From a kill until both lanes have served."""
+    failures: list[str] = field(default_factory=list)
+
+
+class Served:
+    """A real server and its clients. `stream` may be called from any thread."""
+
+    def __init__(self, server: RealServer, size: Size) -> None:
+        self._server = server
+        self._size = size
+        self._client = httpx2.Client(base_url=server.url, timeout=LIMIT_S)
+        self.expected = [self.stream(prompt, size.tokens).finish().ids for prompt in PROMPTS]
+        self.wait_for(_is_at_rest, "at rest")
+        self._num_processes = len(server.descendants())
+        self._names = self._shared_names()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def status(self) -> Status | None:
+        try:
+            return dict(self._client.get("/status").json())
+        except (httpx2.HTTPError, ValueError):
+            return None
+
+    def wait_for(self, condition: Callable[[Status], bool], what: str) -> Status:
+        """Raises TimeoutError with the last status."""
+        deadline_s = time.monotonic() + LIMIT_S
+        status: Status | None = None
+        while time.monotonic() < deadline_s:
+            status = self.status()
+            if status is not None and condition(status):
+                return status
+            time.sleep(0.002)
+        raise TimeoutError(f"not within {LIMIT_S:g} s: {what}; {status}; log {self._server.log.read_text()[-1500:]}")
+
+    def stream(self, prompt: Sequence[int], max_tokens: int) -> Stream:
+        stream = Stream()
+        stream.thread = threading.Thread(target=self._follow, args=(stream, list(prompt), max_tokens), daemon=True)
+        stream.thread.start()
+        return stream
+
+    def kill(self, victim: str) -> str:
+        """Returns the phase that the pair was in."""
+        status = self.wait_for(lambda _: True, "a status")
+        if victim == "web":
+            pid = psutil.Process(self._server.process.pid).children()[0].pid
+        else:
+            pid = next(lane["pid"] for lane in status["lanes"] if lane["name"] == victim)
+        os.kill(pid, signal.SIGKILL)
+        self._wait_for_end(pid)
+        return str(status["pair"]["phase"])
+
+    def check_both_lanes(self) -> None:
+        """Both lanes answer, each a request, as they always do. Raises TimeoutError or AssertionError."""
+        before = self.wait_for(_is_ready_to_wake, "both lanes idle")
+        for _ in range(TRIES):
+            streams = [self.stream(prompt, self._size.tokens // 4) for prompt in PROMPTS]
+            for stream, expected in zip(streams, self.expected, strict=True):
+                stream.finish()
+                assert stream.end == "length", f"a request after the kill ended as {stream.end}"
+                assert stream.ids == expected[: len(stream.ids)], "a request after the kill was answered with other tokens"
+            after = self.wait_for(_is_at_rest, "at rest")
+            if all(num > 0 for num in _new_windows(before, after)):
+                return
+        raise AssertionError(f"in {TRIES} tries with two requests at once one lane had none: {_new_windows(before, after)} windows")
+
+    def check_leftovers(self) -> None:
+        """Raises AssertionError."""
+        deadline_s = time.monotonic() + 10
+        while (strays := self._strays()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert not strays, f"processes that nobody owns: {strays}"
+        num = len(self._server.descendants())
+        assert num == self._num_processes, f"{num} processes, {self._num_processes} before"
+        names = self._shared_names()
+        assert names == self._names, f"in shared memory {names}, before {self._names}"
+
+    def _follow(self, stream: Stream, prompt: list[int], max_tokens: int) -> None:
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
+        end = "cut"
+        try:
+            with self._client.stream("POST", "/v1/completions", json=body) as response:
+                if response.status_code != 200:
+                    end = str(json.loads(response.read())["error"]["code"])
+                for line in response.iter_lines():
+                    end = _take(stream, line) or end
+        except httpx2.HTTPError:
+            pass
+        stream.end = end
+
+    def _strays(self) -> list[int]:
+        """Processes that name this server's shared memory, and are not of its tree."""
+        ours = {self._server.process.pid, *(child.pid for child in self._server.descendants())}
+        shm = str(self._server.shm_dir)
+        return [one.pid for one in psutil.process_iter(["cmdline"]) if shm in " ".join(one.info["cmdline"] or ()) and one.pid not in ours]
+
+    def _shared_names(self) -> list[str]:
+        return sorted(path.name for path in self._server.shm_dir.iterdir())
+
+    def shared_bytes(self) -> int:
+        return sum(path.stat().st_blocks * 512 for path in self._server.shm_dir.rglob("*") if path.is_file())
+
+    def _wait_for_end(self, pid: int) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess), contextlib.suppress(psutil.TimeoutExpired):
+            psutil.Process(pid).wait(5)
+
+
+def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
+    size = QUICK if quick else FULL
+    before = free_gpu_bytes()
+    start = time.monotonic()
+    memory = Findings()
+    with ExitStack() as stack:
+        place = stack.enter_context(place_of(cards))
+        with memory.timed("servers ready s"), ThreadPoolExecutor(len(VICTIMS)) as pool:
+            servers = [stack.enter_context(server) for server in [_server(place) for _ in VICTIMS]]
+            served = dict(zip(VICTIMS, pool.map(lambda server: Served(server, size), servers), strict=True))
+        for one in served.values():
+            stack.callback(one.close)
+        at_rest = free_gpu_bytes()
+        shared = {victim: one.shared_bytes() for victim, one in served.items()}
+        for number, phase in enumerate(PHASES):
+            begun = time.monotonic()
+            end_s = start + (number + 1) * size.budget_s / len(PHASES)
+            yield Part(phase, time.monotonic() - begun, _in_phase(phase, served, size, end_s))
+        for victim, one in served.items():
+            one.wait_for(_is_at_rest, "at rest")
+            grown = one.shared_bytes() - shared[victim]
+            memory.notes[f"shared memory grew, {victim} killed, KiB"] = round(grown / 1024)
+        _compare_memory(memory, "the kills", at_rest, free_gpu_bytes(), SEGMENT_BYTES)
+    _compare_memory(memory, "everything", before, free_gpu_bytes(), SEGMENT_BYTES // 2)
+    yield Part("memory", 0.0, memory)
+
+
+def _server(place: Place) -> contextlib.AbstractContextManager[RealServer]:
+    options = place.options() | {"slots": round(ON_EACH_CARD * NUM_EXPERTS), "elastic_enabled": "true"}
+    options |= {"elastic_hold_s": HOLD_S, "elastic_bar_s": BAR_S}
+    del options["shm_dir"], options["state_dir"]
+    words = [word for name, value in options.items() if name != "model" for word in (f"--{name.replace('_', '-')}", str(value))]
+    return real_server(str(place.model.path), *words, root=Path.cwd())
+
+
+def _compare_memory(found: Findings, what: str, before: dict[str, int], after: dict[str, int], spare: int) -> None:
+    for card, free in before.items():
+        lost = free - after[card]
+        found.notes[f"{card}: MiB less after {what}"] = round(lost / MIB)
+        found.expect(lost <= spare, f"{card}: {lost / MIB:.0f} MiB less are free after {what}")
+
+
+# The phases
+
+
+def _in_phase(phase: str, served: dict[str, Served], size: Size, end_s: float) -> Findings:
+    found = Findings()
+    with ThreadPoolExecutor(len(served)) as pool:
+        done = dict(zip(served, pool.map(lambda victim: _rounds(phase, victim, served[victim], size, end_s), served), strict=True))
+    for victim, rounds in done.items():
+        found.failures += [f"{victim}: {failure}" for failure in rounds.failures]
+        found.notes[victim] = f"{rounds.num} kills, {rounds.num_met} met the phase, {rounds.num_cut} streams cut short"
+        found.notes[f"{victim}: s to serve again, at most"] = round(rounds.longest_s, 2)
+        found.expect(rounds.num == size.rounds or bool(rounds.failures), f"{victim}: only {rounds.num} of {size.rounds} rounds in the time")
+    return found
+
+
+def _rounds(phase: str, victim: str, served: Served, size: Size, end_s: float) -> Rounds:
+    rounds = Rounds()
+    try:
+        for number in range(size.rounds):
+            if number and time.monotonic() > end_s:
+                break
+            _round(phase, victim, served, size, rounds)
+    except (TimeoutError, AssertionError) as error:
+        rounds.failures.append(f"round {rounds.num + 1}: {error}")
+    return rounds
+
+
+def _round(phase: str, victim: str, served: Served, size: Size, rounds: Rounds) -> None:
+    served.wait_for(_is_ready_to_wake, "both lanes idle, the helper asleep")
+    streams = PHASES[phase].bring(served, size)
+    running = [stream for stream in streams if stream.end is None]
+    met = served.kill(victim)
+    start = time.monotonic()
+    rounds.num_met += met == PHASES[phase].name
+    for stream in running:
+        stream.finish()
+    _judge(phase, victim, streams, running, served.expected, rounds)
+    served.check_both_lanes()
+    rounds.longest_s = max(rounds.longest_s, time.monotonic() - start)
+    served.check_leftovers()
+    rounds.num += 1
+
+
+def _judge(
+    phase: str, victim: str, streams: Sequence[Stream], running: Sequence[Stream], expected: list[list[int]], rounds: Rounds
+) -> None:
+    """Raises AssertionError."""
+    for stream, want in zip(streams, expected, strict=False):
+        assert stream.end is not None, "a stream neither went on nor ended"
+        assert stream.ids == want[: len(stream.ids)], f"a stream of {len(stream.ids)} tokens said something else than always"
+    ends = [stream.end for stream in running]
+    lost = [end for end in ends if end != "length"]
+    rounds.num_cut += len(lost)
+    if victim == "web":
+        assert set(lost) <= {"cut"}, f"streams of a killed server ended as {ends}"
+        assert len(lost) >= PHASES[phase].num_surely_running, f"streams outlived their server: {ends}"
+        return
+    assert set(lost) <= {"engine_died"}, f"streams ended as {ends}"
+    least, most = PHASES[phase].lost[victim]
+    assert least <= len(lost) <= most, f"{len(lost)} of {len(ends)} streams were lost with the {victim}: {ends}"
+
+
+@dataclass(frozen=True)
+class Phase:
+    name: str
+    """As the pair calls it."""
+    bring: Callable[[Served, Size], list[Stream]]
+    """Returns the streams, in the order of the prompts, when the pair is there."""
+    num_surely_running: int
+    lost: dict[str, tuple[int, int]]
+    """By the engine that is killed: how many streams it takes along, at least and at most."""
+
+
+def _nobody(served: Served, size: Size) -> list[Stream]:
+    del served, size
+    return []
+
+
+def _one(served: Served, size: Size) -> list[Stream]:
+    stream = served.stream(PROMPTS[0], size.tokens)
+    stream.wait_for_tokens(FIRST_TOKENS)
+    return [stream]
+
+
+def _second_waits(served: Served, size: Size) -> list[Stream]:
+    streams = [*_one(served, size), served.stream(PROMPTS[1], size.tokens)]
+    served.wait_for(lambda status: status["pair"]["phase"] != "asleep", "the helper wakes")
+    return streams
+
+
+def _both(served: Served, size: Size) -> list[Stream]:
+    streams = [*_one(served, size), served.stream(PROMPTS[1], size.tokens)]
+    streams[1].wait_for_tokens(FIRST_TOKENS)
+    return streams
+
+
+def _second_is_over(served: Served, size: Size) -> list[Stream]:
+    streams = [*_one(served, size), served.stream(PROMPTS[1], SHORT_TOKENS).finish()]
+    served.wait_for(lambda status: status["pair"]["phase"] != "awake", "the helper falls asleep")
+    return streams
+
+
+PHASES = {
+    "idle": Phase("asleep", _nobody, 0, {"lead": (0, 0), "helper": (0, 0)}),
+    "one request": Phase("asleep", _one, 1, {"lead": (1, 1), "helper": (0, 0)}),
+    "waking": Phase("waking", _second_waits, 1, {"lead": (1, 1), "helper": (0, 1)}),
+    "both busy": Phase("awake", _both, 1, {"lead": (1, 1), "helper": (1, 1)}),
+    "falling asleep": Phase("falling_asleep", _second_is_over, 0, {"lead": (0, 1), "helper": (0, 0)}),
+}
+
+
+def _take(stream: Stream, line: str) -> str | None:
+    """How the stream ends, if the line says so."""
+    text = line.removeprefix("data: ")
+    if text == line or text == "[DONE]":
+        return None
+    said = json.loads(text)
+    if "error" in said:
+        return str(said["error"]["code"])
+    for choice in said["choices"]:
+        stream.ids += choice.get("token_ids") or []
+        if choice["finish_reason"]:
+            return str(choice["finish_reason"])
+    return None
+
+
+def _is_at_rest(status: Status) -> bool:
+    lanes = status["lanes"]
+    are_idle = all(
+        lane["state"] == "idle" and lane["stats"] and not (lane["stats"]["busy"] or lane["stats"]["is_filling"]) for lane in lanes
+    )
+    return are_idle and status["pair"]["phase"] == "asleep"
+
+
+def _is_ready_to_wake(status: Status) -> bool:
+    return _is_at_rest(status) and status["pair"]["reason"] is None
+
+
+def _new_windows(before: Status, after: Status) -> list[int]:
+    return [new["totals"]["windows"] - old["totals"]["windows"] for old, new in zip(before["lanes"], after["lanes"], strict=True)]
