@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("build", "kernels", "engine", "placement", "memory", "sanitizers")
 PAIR_STAGES = ("pair_ids", "pair_kills", "freeze")
 """With both cards, and only by `--only`. They start servers, so they need the packages of those."""
+QUICK_IS_SLOW = 2
+"""Machines that are asked for less have fewer cores, and get more time."""
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 SANITIZER_FAILED = 86
 SHOWN_LINES = 30
@@ -148,7 +150,9 @@ class Check:
 
     def _parts(self, name: str, limit_s: float) -> list[Row]:
         """One row for each of its parts, and one more if it did not come to its end."""
-        done = self._child(self._case_argv(name, ",".join(self._cards), *(["--quick"] if self._quick else [])), limit_s)
+        options = ["--quick"] if self._quick else []
+        limit_s *= QUICK_IS_SLOW if self._quick else 1
+        done = self._child(self._case_argv(name, ",".join(self._cards), *options), limit_s)
         rows = []
         for found in _results(done):
             failures = [str(sentence) for sentence in found.get("failures", [])]

@@ -59,7 +59,7 @@ class RealServer:
 
 @contextmanager
 def real_server(*options: str, lanes: int = 2, root: Path = ROOT) -> Iterator[RealServer]:
-    """Starts the server in a tree, waits until both lanes take requests, and at the end checks that SIGTERM ends it well and leaves nothing."""
+    """Starts the server, waits until its lanes take requests, and at the end checks that SIGTERM ends it well and leaves nothing."""
     with tempfile.TemporaryDirectory(prefix="tandem-test-", dir="/dev/shm") as shm, tempfile.TemporaryDirectory() as state:
         log = Path(state) / "log"
         port = free_port()

@@ -141,14 +141,14 @@ class PairDesk:
 
 
 @contextmanager
-def desk_of(settings: Settings, slots: Sequence[int], *, swaps_always: bool = False) -> Iterator[tuple[PairDesk, Owners]]:
-    """A desk whose lanes are idle; `slots`: of each lane's card. Who computed where is judged while it is there.
+def desk_of(settings: Settings, slots: Sequence[int], engine: str = ENGINE) -> Iterator[tuple[PairDesk, Owners]]:
+    """A desk whose lanes are idle; `slots`: of each lane's card, `engine`: the module that is started. Who computed where is judged
+    while it is there.
 
-    `swaps_always`: engines swap in every window, useful or not. Raises TandemError or NoRestError.
+    Raises TandemError or NoRestError.
     """
     appliance = read_appliance(settings.model_copy(update={"slots": max(slots)}))
-    config = replace(with_slots(appliance.desk, slots), limits=LIMITS)
-    desk = Desk(_with_engine(config, SWAPPING_ENGINE) if swaps_always else config).start()
+    desk = Desk(replace(_with_engine(with_slots(appliance.desk, slots), engine), limits=LIMITS)).start()
     watch = Watch(desk.status)
     try:
         pair = PairDesk(desk)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 
 from appliance.desk.status import PairPhase
 from appliance.errors import TandemError
@@ -32,17 +33,19 @@ from appliance.protocol import Generate, Sampling
 from scripts.gpu_cases.findings import Findings, Part
 from scripts.gpu_cases.gpu_users import GpuUsers
 from scripts.gpu_cases.owners import Owners
-from scripts.gpu_cases.pair_desk import Answer, NoRestError, PairDesk, Underway, desk_of
+from scripts.gpu_cases.pair_desk import ENGINE, SWAPPING_ENGINE, Answer, NoRestError, PairDesk, Underway, desk_of
 from scripts.gpu_cases.pair_model import CHUNK, NUM_EXPERTS, SHAPE, Place, place_of
 
 ON_EACH_CARD = 0.35
 TOP_LOGPROBS = 20
 STAYS_AWAKE_S = 3600.0
-WAKE_HOLD_S, SLEEP_HOLD_S = 0.1, 0.02
+LINK_HOLD_S, WAKE_HOLD_S, SLEEP_HOLD_S = 1.5, 0.1, 0.02
 SHORT_SHARE = 8
 """A request after which the helper falls asleep has so many times fewer tokens than the one beside it."""
 FIRST_TOKENS = 4
 """After which a request is surely in its decode."""
+IDLE_SHARE = 0.1
+"""Of the lead's CPU time, that a sleeping helper may have."""
 MISSES = ("host", "streamed")
 
 
@@ -67,7 +70,9 @@ class State:
     elastic: dict[str, Any]
     send: Callable[[PairDesk, Sequence[Generate], Findings], Answers]
     judge: Callable[[PairDesk, Findings], None]
-    swaps_always: bool = False
+    engine: str = ENGINE
+    ends_asleep: bool = False
+    """Then both engines have reported what they have done for each other, too."""
 
 
 def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
@@ -117,13 +122,14 @@ def _in_state(place: Place, state: State, size: Size, expected: Answers, misses:
     slots = [round(ON_EACH_CARD * NUM_EXPERTS)] * 2
     users = GpuUsers(place.cards)
     try:
-        with desk_of(place.settings(**state.elastic), slots, swaps_always=state.swaps_always) as (desk, owners):
+        with desk_of(place.settings(**state.elastic), slots, state.engine) as (desk, owners):
             desk.wait_for(lambda: desk.phase is PairPhase.ASLEEP and _is_attached(desk), "the lead has the second card")
             users.look(desk)
-            start = time.monotonic()
+            start, before = time.monotonic(), _cpu_seconds(desk)
             answers = state.send(desk, requests(size), found)
             found.notes["tok/s"] = round(sum(len(answer.ids) for answer in answers.values()) / (time.monotonic() - start))
-            desk.wait_until_at_rest()
+            found.notes["CPU seconds"] = {name: round(after - before[name], 2) for name, after in _cpu_seconds(desk).items()}
+            desk.wait_until_at_rest(PairPhase.ASLEEP if state.ends_asleep else None)
             users.look(desk)
             _compare(answers, expected, found)
             _judge_owners(owners, users, found)
@@ -277,12 +283,21 @@ def _is_attached(desk: PairDesk) -> bool:
     return stats is not None and stats.peer_experts > 0 and not stats.is_filling
 
 
+def _cpu_seconds(desk: PairDesk) -> dict[str, float]:
+    """Of the processes that the lanes have now."""
+    times = {lane.name: psutil.Process(lane.pid).cpu_times() for lane in desk.status().lanes if lane.pid is not None}
+    return {name: used.user + used.system for name, used in times.items()}
+
+
 def _lead_alone(desk: PairDesk, found: Findings) -> None:
     pair = desk.status().pair
     assert pair is not None
     found.expect(pair.wakes == 0, f"the helper woke {pair.wakes} times")
     found.expect(desk.rows("lead").get("peer", 0) > 0, "no row was computed on the second card")
     found.expect(not _used(desk.rows("helper")), f"the sleeping helper computed {desk.rows('helper')}")
+    seconds = found.notes["CPU seconds"]
+    assert isinstance(seconds, dict)
+    found.expect(seconds["helper"] <= IDLE_SHARE * seconds["lead"], f"the sleeping helper did something: CPU seconds {seconds}")
     found.expect(desk.rows().get("linked", 0) == 0, "rows were linked with nobody")
 
 
@@ -338,10 +353,10 @@ def _states(size: Size) -> list[State]:
     return [
         State("peer tier", awake | {"link": False}, _one_at_a_time, _lead_alone),
         State("pair, one at a time", awake, _one_at_a_time, _lead_alone),
-        State(BOTH_LINKED, awake, _two_at_a_time, _both_helped),
+        State(BOTH_LINKED, {"hold_s": LINK_HOLD_S}, _two_at_a_time, _both_helped, ends_asleep=True),
         State(BOTH_APART, awake | {"link": False}, _two_at_a_time, _nobody_helped),
         State("into the wake", {"hold_s": WAKE_HOLD_S}, _into_the_wake, _woke),
         State("into the sleep", {"hold_s": SLEEP_HOLD_S}, _into_the_sleep, _woke),
-        State("swaps in every window", {"hold_s": WAKE_HOLD_S}, _two_then_one, _swapped, swaps_always=True),
+        State("swaps in every window", {"hold_s": WAKE_HOLD_S}, _two_then_one, _swapped, engine=SWAPPING_ENGINE, ends_asleep=True),
         *kills,
     ]
