@@ -36,7 +36,6 @@ class Answer:
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    lane: str | None = None
     end: Finished | None = None
     refusal: str | None = None
 

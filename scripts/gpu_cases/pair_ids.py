@@ -79,12 +79,12 @@ def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
     size = QUICK if quick else FULL
     with place_of(cards, threads=size.threads) as place:
         start = time.monotonic()
-        expected, alone = _one_card(place, size)
+        expected, alone = one_card(place, size)
         yield Part("one card", time.monotonic() - start, alone)
         misses: dict[str, int] = {}
-        for state in _states(size):
+        for state in states(size):
             start = time.monotonic()
-            found = _in_state(place, state, size, expected, misses)
+            found = in_state(place, state, size, expected, misses)
             yield Part(state.name, time.monotonic() - start, found)
 
 
@@ -103,7 +103,7 @@ def requests(size: Size) -> list[Generate]:
     return made
 
 
-def _one_card(place: Place, size: Size) -> tuple[Answers, Findings]:
+def one_card(place: Place, size: Size) -> tuple[Answers, Findings]:
     found = Findings()
     with desk_of(place.settings(cards=place.cards[:1]), [NUM_EXPERTS]) as (desk, _):
         start = time.monotonic()
@@ -117,7 +117,7 @@ def _one_card(place: Place, size: Size) -> tuple[Answers, Findings]:
     return expected, found
 
 
-def _in_state(place: Place, state: State, size: Size, expected: Answers, misses: dict[str, int]) -> Findings:
+def in_state(place: Place, state: State, size: Size, expected: Answers, misses: dict[str, int]) -> Findings:
     found = Findings()
     slots = [round(ON_EACH_CARD * NUM_EXPERTS)] * 2
     users = GpuUsers(place.cards)
@@ -131,7 +131,7 @@ def _in_state(place: Place, state: State, size: Size, expected: Answers, misses:
             found.notes["CPU seconds"] = {name: round(after - before[name], 2) for name, after in _cpu_seconds(desk).items()}
             desk.wait_until_at_rest(PairPhase.ASLEEP if state.ends_asleep else None)
             users.look(desk)
-            _compare(answers, expected, found)
+            compare(answers, expected, found)
             _judge_owners(owners, users, found)
             found.notes["rows by tier"] = desk.rows()
             misses[state.name] = found.notes["misses"] = sum(desk.rows().get(tier, 0) for tier in MISSES)  # type: ignore[assignment]
@@ -145,13 +145,13 @@ def _in_state(place: Place, state: State, size: Size, expected: Answers, misses:
     return found
 
 
-def _compare(answers: Answers, expected: Answers, found: Findings) -> None:
+def compare(answers: Answers, expected: Answers, found: Findings) -> None:
     """What there is of an answer must be the beginning of the expected one; whole answers are counted."""
     for name, answer in answers.items():
         want, num = expected[name], len(answer.ids)
         if answer.ids != want.ids[:num]:
             first = next(index for index in range(num) if answer.ids[index] != want.ids[index])
-            found.failures.append(f"{name} ({answer.lane or 'a lane'}): another token at {first} of {num}")
+            found.failures.append(f"{name}: another token at {first} of {num}")
         elif answer.logprobs != want.logprobs[: len(answer.logprobs)]:
             found.failures.append(f"{name}: other log-probabilities")
     found.notes["answers"] = len(answers)
@@ -345,7 +345,7 @@ def _lost_an_engine(victim: str) -> Callable[[PairDesk, Findings], None]:
 BOTH_LINKED, BOTH_APART = "both busy, link", "both busy, no link"
 
 
-def _states(size: Size) -> list[State]:
+def states(size: Size) -> list[State]:
     awake = {"hold_s": STAYS_AWAKE_S}
     kills = [
         State(f"{victim} killed", awake, _with_kills(victim, size.num_kills), _lost_an_engine(victim)) for victim in ("helper", "lead")

@@ -9,8 +9,8 @@ no process and no file in shared memory is left over. In the end the memory of b
     both busy        each lane has a request
     falling asleep   the helper gives its slots back while the lead goes on
 
-Three servers, one for each victim, go through the phases side by side. Which phase a kill met is asked before it; a helper wakes and
-falls asleep within milliseconds, so not every kill meets these two.
+Three servers, one for each victim, go through the phases side by side. A helper wakes and falls asleep within milliseconds, so one engine
+is stopped (SIGSTOP) before it is told what it then does not answer until the kill. Which phase a kill met is asked before it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ Status = dict[str, Any]
 VICTIMS = ("lead", "helper", "web")
 ON_EACH_CARD = 0.35
 HOLD_S, BAR_S = 0.2, 0.2
+PARKED_MIB = 2
+"""All that may come into shared memory while a server runs."""
 LIMIT_S = 60.0
 PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8])
 """No more tokens than a window has rows: a GPU rounds longer prompts differently, and what is reused of them was computed as one."""
@@ -103,6 +105,7 @@ class Served:
         self._server = server
         self._size = size
         self._client = httpx2.Client(base_url=server.url, timeout=LIMIT_S)
+        self._stopped: list[int] = []
         self.expected = [self.stream(prompt, size.tokens).finish().ids for prompt in PROMPTS]
         self.wait_for(_is_at_rest, "at rest")
         self._num_processes = len(server.descendants())
@@ -134,16 +137,29 @@ class Served:
         stream.thread.start()
         return stream
 
+    def stop(self, lane: str) -> None:
+        """Until the next kill."""
+        pid = self._pid(lane)
+        os.kill(pid, signal.SIGSTOP)
+        self._stopped.append(pid)
+
     def kill(self, victim: str) -> str:
-        """Returns the phase that the pair was in."""
-        status = self.wait_for(lambda _: True, "a status")
-        if victim == "web":
-            pid = psutil.Process(self._server.process.pid).children()[0].pid
-        else:
-            pid = next(lane["pid"] for lane in status["lanes"] if lane["name"] == victim)
+        """Lets go on what was stopped. Returns the phase that the pair was in."""
+        phase = self.wait_for(lambda _: True, "a status")["pair"]["phase"]
+        pid = self._pid(victim)
         os.kill(pid, signal.SIGKILL)
-        self._wait_for_end(pid)
-        return str(status["pair"]["phase"])
+        while self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._stopped.pop(), signal.SIGCONT)
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(pid).wait(5)
+        return str(phase)
+
+    def _pid(self, name: str) -> int:
+        if name == "web":
+            return int(psutil.Process(self._server.process.pid).children()[0].pid)
+        lanes = self.wait_for(lambda status: all(lane["pid"] for lane in status["lanes"]), "two engines")["lanes"]
+        return next(int(lane["pid"]) for lane in lanes if lane["name"] == name)
 
     def check_both_lanes(self) -> None:
         """Both lanes answer, each a request, as they always do. Raises TimeoutError or AssertionError."""
@@ -198,10 +214,6 @@ class Served:
     def shared_bytes(self) -> int:
         return sum(path.stat().st_blocks * 512 for path in self._server.shm_dir.rglob("*") if path.is_file())
 
-    def _wait_for_end(self, pid: int) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess), contextlib.suppress(psutil.TimeoutExpired):
-            psutil.Process(pid).wait(5)
-
 
 def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
     size = QUICK if quick else FULL
@@ -225,6 +237,9 @@ def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
             one.wait_for(_is_at_rest, "at rest")
             grown = one.shared_bytes() - shared[victim]
             memory.notes[f"shared memory grew, {victim} killed, KiB"] = round(grown / 1024)
+            memory.expect(
+                grown <= PARKED_MIB * MIB, f"{grown / MIB:.1f} MiB more are in shared memory of the server whose {victim} was killed"
+            )
         _compare_memory(memory, "the kills", at_rest, free_gpu_bytes(), SEGMENT_BYTES)
     _compare_memory(memory, "everything", before, free_gpu_bytes(), SEGMENT_BYTES // 2)
     yield Part("memory", 0.0, memory)
@@ -232,7 +247,7 @@ def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
 
 def _server(place: Place) -> contextlib.AbstractContextManager[RealServer]:
     options = place.options() | {"slots": round(ON_EACH_CARD * NUM_EXPERTS), "elastic_enabled": "true"}
-    options |= {"elastic_hold_s": HOLD_S, "elastic_bar_s": BAR_S}
+    options |= {"elastic_hold_s": HOLD_S, "elastic_bar_s": BAR_S, "parked_mib": PARKED_MIB}
     del options["shm_dir"], options["state_dir"]
     words = [word for name, value in options.items() if name != "model" for word in (f"--{name.replace('_', '-')}", str(value))]
     return real_server(str(place.model.path), *words, root=Path.cwd())
@@ -258,6 +273,7 @@ def _in_phase(phase: str, served: dict[str, Served], size: Size, end_s: float) -
         found.notes[f"{victim}: s to serve again, at most"] = round(rounds.longest_s, 2)
         if not rounds.failures:
             found.expect(rounds.num == size.rounds, f"{victim}: only {rounds.num} of {size.rounds} rounds in the time")
+            found.expect(rounds.num_met > 0, f"{victim}: no kill met the pair {PHASES[phase].name}")
             found.expect(rounds.num_cut > 0 or victim not in PHASES[phase].surely_loses, f"{victim}: no stream was lost with it")
     return found
 
@@ -269,6 +285,7 @@ def _rounds(phase: str, victim: str, served: Served, size: Size, end_s: float) -
             if number and time.monotonic() > end_s:
                 break
             _round(phase, victim, served, size, rounds)
+            rounds.num += 1
     except (TimeoutError, AssertionError) as error:
         rounds.failures.append(f"round {rounds.num + 1}: {error}")
     return rounds
@@ -276,7 +293,7 @@ def _rounds(phase: str, victim: str, served: Served, size: Size, end_s: float) -
 
 def _round(phase: str, victim: str, served: Served, size: Size, rounds: Rounds) -> None:
     served.wait_for(_is_ready_to_wake, "both lanes idle, the helper asleep")
-    streams = PHASES[phase].bring(served, size)
+    streams = PHASES[phase].bring(served, size, rounds.num)
     running = [stream for stream in streams if stream.end is None]
     met = served.kill(victim)
     start = time.monotonic()
@@ -287,7 +304,6 @@ def _round(phase: str, victim: str, served: Served, size: Size, rounds: Rounds) 
     served.check_both_lanes()
     rounds.longest_s = max(rounds.longest_s, time.monotonic() - start)
     served.check_leftovers()
-    rounds.num += 1
 
 
 def _judge(
@@ -310,39 +326,45 @@ def _judge(
 class Phase:
     name: str
     """As the pair calls it."""
-    bring: Callable[[Served, Size], list[Stream]]
-    """Returns the streams, in the order of the prompts, when the pair is there."""
+    bring: Callable[[Served, Size, int], list[Stream]]
+    """Takes the number of the round. Returns the streams, in the order of the prompts, when the pair is there."""
     most_lost: dict[str, int]
     """By what is killed: how many streams it may take along."""
     surely_loses: tuple[str, ...] = ()
     """Whose deaths take a stream along that had most of its tokens before it."""
 
 
-def _nobody(served: Served, size: Size) -> list[Stream]:
-    del served, size
+def _nobody(served: Served, size: Size, number: int) -> list[Stream]:
+    del served, size, number
     return []
 
 
-def _one(served: Served, size: Size) -> list[Stream]:
+def _one(served: Served, size: Size, number: int) -> list[Stream]:
+    del number
     stream = served.stream(PROMPTS[0], size.tokens)
     stream.wait_for_tokens(FIRST_TOKENS)
     return [stream]
 
 
-def _second_waits(served: Served, size: Size) -> list[Stream]:
-    streams = [*_one(served, size), served.stream(PROMPTS[1], size.tokens)]
+def _second_waits(served: Served, size: Size, number: int) -> list[Stream]:
+    """The lead does not give the second card back, or the helper does not take it."""
+    streams = _one(served, size, number)
+    served.stop(("lead", "helper")[number % 2])
+    streams.append(served.stream(PROMPTS[1], size.tokens))
     served.wait_for(lambda status: status["pair"]["phase"] != "asleep" or streams[0].end is not None, "the helper wakes")
     return streams
 
 
-def _both(served: Served, size: Size) -> list[Stream]:
-    streams = [*_one(served, size), served.stream(PROMPTS[1], size.tokens)]
+def _both(served: Served, size: Size, number: int) -> list[Stream]:
+    streams = [*_one(served, size, number), served.stream(PROMPTS[1], size.tokens)]
     streams[1].wait_for_tokens(FIRST_TOKENS)
     return streams
 
 
-def _second_is_over(served: Served, size: Size) -> list[Stream]:
-    streams = [*_one(served, size), served.stream(PROMPTS[1], SHORT_TOKENS).finish()]
+def _second_is_over(served: Served, size: Size, number: int) -> list[Stream]:
+    """The helper does not give the second card back."""
+    streams = [*_one(served, size, number), served.stream(PROMPTS[1], SHORT_TOKENS).finish()]
+    served.stop("helper")
     served.wait_for(lambda status: status["pair"]["phase"] != "awake", "the helper falls asleep")
     return streams
 
