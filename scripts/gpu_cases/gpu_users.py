@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from appliance.desk.status import PairPhase
 from appliance.memory.gpus import VISIBLE
@@ -16,8 +17,8 @@ from appliance.units import MIB
 from scripts.gpu_cases.findings import Findings
 from scripts.gpu_cases.pair_desk import PairDesk
 
-SEGMENT_BYTES = 64 * MIB
-"""Slots are taken and given back in pieces of this size."""
+LEAST_SLOTS_BYTES = 4 * MIB
+"""A part of the second card's slots that is more than what a context grows by itself."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,18 @@ class GpuUsers:
         if not self._looks:
             found.notes["memory by process"] = "not judged: the driver names no process of ours"
             return
-        asleep = [look for look in self._looks if look.phase is PairPhase.ASLEEP]
-        awake = [look for look in self._looks if look.phase is PairPhase.AWAKE]
-        found.notes["MiB of the lead on both cards"] = {str(look.phase): _mib(look.lead) for look in (*asleep[-1:], *awake[-1:])}
-        found.notes["MiB of the helper on both cards"] = {str(look.phase): _mib(look.helper) for look in (*asleep[-1:], *awake[-1:])}
+        found.notes["MiB of lead and helper on both cards"] = [
+            [str(look.phase), _mib(look.lead), _mib(look.helper)] for look in self._looks
+        ]
         for look in self._looks:
             found.expect(not look.helper[0], f"the helper has {(look.helper[0] or 0) / MIB:.0f} MiB on the first card")
-        if asleep and awake:
-            given = (asleep[0].lead[1] or 0) - (awake[-1].lead[1] or 0)
-            found.expect(
-                given >= SEGMENT_BYTES, f"the lead kept its slots on the second card: {given / MIB:.0f} MiB less with the helper awake"
-            )
+        for before, after in pairwise(self._looks):
+            if (before.phase, after.phase) == (PairPhase.AWAKE, PairPhase.ASLEEP):
+                taken = (after.lead[1] or 0) - (before.lead[1] or 0)
+                found.expect(
+                    taken >= LEAST_SLOTS_BYTES,
+                    f"the lead had its slots on the second card beside the helper: it took {taken / MIB:.1f} MiB later",
+                )
 
 
 def process_bytes(card: str) -> dict[int, int]:

@@ -21,7 +21,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from scripts.gpu_cases.findings import Findings, Part
 from scripts.gpu_cases.gpu_users import GpuUsers
 from scripts.gpu_cases.owners import Owners
 from scripts.gpu_cases.pair_desk import ENGINE, SWAPPING_ENGINE, Answer, NoRestError, PairDesk, Underway, desk_of
-from scripts.gpu_cases.pair_model import CHUNK, NUM_EXPERTS, SHAPE, Place, place_of
+from scripts.gpu_cases.pair_model import CHUNK, SHAPE, Place, place_of
 
 ON_EACH_CARD = 0.35
 TOP_LOGPROBS = 20
@@ -56,9 +56,11 @@ class Size:
     num_kills: int
     """Of each engine."""
     threads: int
+    experts: int = SHAPE.experts
+    """Of each layer."""
 
 
-FULL, QUICK = Size(20, 256, 2, 4), Size(6, 96, 1, 2)
+FULL, QUICK = Size(20, 256, 2, 4, 96), Size(6, 96, 1, 2)
 Answers = dict[str, Answer]
 
 
@@ -77,7 +79,7 @@ class State:
 
 def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
     size = QUICK if quick else FULL
-    with place_of(cards, threads=size.threads) as place:
+    with place_of(cards, threads=size.threads, shape=replace(SHAPE, experts=size.experts)) as place:
         start = time.monotonic()
         expected, alone = one_card(place, size)
         yield Part("one card", time.monotonic() - start, alone)
@@ -105,7 +107,7 @@ def requests(size: Size) -> list[Generate]:
 
 def one_card(place: Place, size: Size) -> tuple[Answers, Findings]:
     found = Findings()
-    with desk_of(place.settings(cards=place.cards[:1]), [NUM_EXPERTS]) as (desk, _):
+    with desk_of(place.settings(cards=place.cards[:1]), [place.num_experts]) as (desk, _):
         start = time.monotonic()
         expected = _one_at_a_time(desk, requests(size), found)
         found.notes["tok/s"] = round(size.num_prompts * size.num_tokens / (time.monotonic() - start))
@@ -119,7 +121,7 @@ def one_card(place: Place, size: Size) -> tuple[Answers, Findings]:
 
 def in_state(place: Place, state: State, size: Size, expected: Answers, misses: dict[str, int]) -> Findings:
     found = Findings()
-    slots = [round(ON_EACH_CARD * NUM_EXPERTS)] * 2
+    slots = [round(ON_EACH_CARD * place.num_experts)] * 2
     users = GpuUsers(place.cards)
     try:
         with desk_of(place.settings(**state.elastic), slots, state.engine) as (desk, owners):
@@ -129,8 +131,11 @@ def in_state(place: Place, state: State, size: Size, expected: Answers, misses: 
             answers = state.send(desk, requests(size), found)
             found.notes["tok/s"] = round(sum(len(answer.ids) for answer in answers.values()) / (time.monotonic() - start))
             found.notes["CPU seconds"] = {name: round(after - before[name], 2) for name, after in _cpu_seconds(desk).items()}
-            desk.wait_until_at_rest(PairPhase.ASLEEP if state.ends_asleep else None)
+            desk.wait_until_at_rest()
             users.look(desk)
+            if state.ends_asleep:
+                desk.wait_until_at_rest(PairPhase.ASLEEP)
+                users.look(desk)
             compare(answers, expected, found)
             _judge_owners(owners, users, found)
             found.notes["rows by tier"] = desk.rows()

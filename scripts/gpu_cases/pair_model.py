@@ -28,7 +28,6 @@ TYPES = {
     "blk.1.ffn_up_exps.weight": "IQ3_S",
     "blk.1.ffn_down_exps.weight": "IQ4_NL",
 }
-NUM_EXPERTS = SHAPE.layers * SHAPE.experts
 CHUNK = 64
 POOL_THREADS = 4
 
@@ -42,6 +41,10 @@ class Place:
     state_dir: Path
     cards: tuple[str, ...]
     threads: int = POOL_THREADS
+
+    @property
+    def num_experts(self) -> int:
+        return self.model.shape.layers * self.model.shape.experts
 
     def settings(self, *, cards: Sequence[str] = (), **elastic: Any) -> Settings:
         """Of a server on those cards, both by default. With `elastic` settings it is a pair."""
