@@ -16,6 +16,7 @@ token, which are as good as the logits' bits. Their beginnings differ, so no req
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -130,7 +131,8 @@ def in_state(place: Place, state: State, size: Size, expected: Answers, misses: 
             start, before = time.monotonic(), _cpu_seconds(desk)
             answers = state.send(desk, requests(size), found)
             found.notes["tok/s"] = round(sum(len(answer.ids) for answer in answers.values()) / (time.monotonic() - start))
-            found.notes["CPU seconds"] = {name: round(after - before[name], 2) for name, after in _cpu_seconds(desk).items()}
+            if not any(lane.restarts for lane in desk.status().lanes):
+                found.notes["CPU seconds"] = {name: round(after - before[name], 2) for name, after in _cpu_seconds(desk).items()}
             desk.wait_until_at_rest()
             users.look(desk)
             if state.ends_asleep:
@@ -290,8 +292,12 @@ def _is_attached(desk: PairDesk) -> bool:
 
 def _cpu_seconds(desk: PairDesk) -> dict[str, float]:
     """Of the processes that the lanes have now."""
-    times = {lane.name: psutil.Process(lane.pid).cpu_times() for lane in desk.status().lanes if lane.pid is not None}
-    return {name: used.user + used.system for name, used in times.items()}
+    seconds = {}
+    for lane in desk.status().lanes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = psutil.Process(lane.pid).cpu_times()
+            seconds[lane.name] = times.user + times.system
+    return seconds
 
 
 def _lead_alone(desk: PairDesk, found: Findings) -> None:

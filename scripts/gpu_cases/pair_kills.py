@@ -9,7 +9,8 @@ no process and no file in shared memory is left over. In the end the memory of b
     both busy        each lane has a request
     falling asleep   the helper gives its slots back while the lead goes on
 
-Three servers, one for each victim, go through the phases side by side. A helper wakes and falls asleep within milliseconds, so one engine
+Three servers, one for each victim, go through the phases side by side, and decode in turns: processes that share a GPU have it in slices
+of milliseconds. A helper wakes and falls asleep within milliseconds, so one engine
 is stopped (SIGSTOP) before it is told what it then does not answer until the kill. Which phase a kill met is asked before it.
 """
 
@@ -62,7 +63,7 @@ class Size:
     """For all rounds."""
 
 
-FULL, QUICK = Size(5, 600, 160.0), Size(1, 600, 400.0)
+FULL, QUICK = Size(5, 400, 170.0), Size(1, 400, 400.0)
 
 
 @dataclass
@@ -102,13 +103,16 @@ class Rounds:
 class Served:
     """A real server and its clients. `stream` may be called from any thread."""
 
-    def __init__(self, server: RealServer, size: Size) -> None:
+    def __init__(self, server: RealServer, size: Size, turn: threading.Lock) -> None:
+        """`turn`: of the one server that decodes."""
+        self.turn = turn
         self._server = server
         self._size = size
         self._client = httpx2.Client(base_url=server.url, timeout=LIMIT_S)
         self._stopped: list[int] = []
-        self.expected = [self.stream(prompt, size.tokens).finish().ids for prompt in PROMPTS]
-        self.wait_for(_is_at_rest, "at rest")
+        with turn:
+            self.expected = [self.stream(prompt, size.tokens).finish().ids for prompt in PROMPTS]
+            self.wait_for(_is_at_rest, "at rest")
         self._num_processes = len(server.descendants())
         self._names = self._shared_names()
 
@@ -166,17 +170,21 @@ class Served:
         """Both lanes answer, each a request, as they always do. Raises TimeoutError or AssertionError."""
         before = self.wait_for(_is_ready_to_wake, "both lanes idle")
         for _ in range(TRIES):
-            streams = [self.stream(PROMPTS[0], self._size.tokens)]
-            streams[0].wait_for_tokens(1)
-            streams.append(self.stream(PROMPTS[1], SHORT_TOKENS))
-            for stream, expected in zip(streams, self.expected, strict=True):
-                stream.finish()
-                assert stream.end == "length", f"a request after the kill ended as {stream.end}"
-                assert stream.ids == expected[: len(stream.ids)], "a request after the kill was answered with other tokens"
-            after = self.wait_for(_is_at_rest, "at rest")
+            with self.turn:
+                self._ask_both()
+                after = self.wait_for(_is_at_rest, "at rest")
             if all(num > 0 for num in _new_windows(before, after)):
                 return
         raise AssertionError(f"in {TRIES} tries with two requests at once one lane had none: {_new_windows(before, after)} windows")
+
+    def _ask_both(self) -> None:
+        streams = [self.stream(PROMPTS[0], self._size.tokens)]
+        streams[0].wait_for_tokens(1)
+        streams.append(self.stream(PROMPTS[1], SHORT_TOKENS))
+        for stream, expected in zip(streams, self.expected, strict=True):
+            stream.finish()
+            assert stream.end == "length", f"a request after the kill ended as {stream.end}"
+            assert stream.ids == expected[: len(stream.ids)], "a request after the kill was answered with other tokens"
 
     def check_leftovers(self) -> None:
         """Raises AssertionError."""
@@ -220,12 +228,12 @@ def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
     size = QUICK if quick else FULL
     before = free_gpu_bytes()
     start = time.monotonic()
-    memory = Findings()
+    memory, turn = Findings(), threading.Lock()
     with ExitStack() as stack:
         place = stack.enter_context(place_of(cards))
         with memory.timed("servers ready s"), ThreadPoolExecutor(len(VICTIMS)) as pool:
             servers = [stack.enter_context(server) for server in [_server(place) for _ in VICTIMS]]
-            served = dict(zip(VICTIMS, pool.map(lambda server: Served(server, size), servers), strict=True))
+            served = dict(zip(VICTIMS, pool.map(lambda server: Served(server, size, turn), servers), strict=True))
         for one in served.values():
             stack.callback(one.close)
         at_rest = free_gpu_bytes()
@@ -294,13 +302,14 @@ def _rounds(phase: str, victim: str, served: Served, size: Size, end_s: float) -
 
 def _round(phase: str, victim: str, served: Served, size: Size, rounds: Rounds) -> None:
     served.wait_for(_is_ready_to_wake, "both lanes idle, the helper asleep")
-    streams = PHASES[phase].bring(served, size, rounds.num)
-    running = [stream for stream in streams if stream.end is None]
-    met = served.kill(victim)
-    start = time.monotonic()
+    with served.turn:
+        streams = PHASES[phase].bring(served, size, rounds.num)
+        running = [stream for stream in streams if stream.end is None]
+        met = served.kill(victim)
+        start = time.monotonic()
+        for stream in running:
+            stream.finish()
     rounds.num_met += met == PHASES[phase].name
-    for stream in running:
-        stream.finish()
     _judge(phase, victim, streams, running, served.expected, rounds)
     served.check_both_lanes()
     rounds.longest_s = max(rounds.longest_s, time.monotonic() - start)
