@@ -149,16 +149,20 @@ class Served:
         self._stopped.append(pid)
 
     def kill(self, victim: str) -> str:
-        """Lets go on what was stopped. Returns the phase that the pair was in."""
+        """Returns the phase that the pair was in. What was stopped goes on."""
         phase = self.wait_for(lambda _: True, "a status")["pair"]["phase"]
         pid = self._pid(victim)
         os.kill(pid, signal.SIGKILL)
-        while self._stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._stopped.pop(), signal.SIGCONT)
+        self.go_on()
         with contextlib.suppress(psutil.Error):
             psutil.Process(pid).wait(5)
         return str(phase)
+
+    def go_on(self) -> None:
+        """What was stopped."""
+        while self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._stopped.pop(), signal.SIGCONT)
 
     def _pid(self, name: str) -> int:
         if name == "web":
@@ -232,7 +236,7 @@ def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
     with ExitStack() as stack:
         place = stack.enter_context(place_of(cards))
         with memory.timed("servers ready s"), ThreadPoolExecutor(len(VICTIMS)) as pool:
-            servers = [stack.enter_context(server) for server in [_server(place) for _ in VICTIMS]]
+            servers = list(pool.map(lambda _: stack.enter_context(_server(place)), VICTIMS))
             served = dict(zip(VICTIMS, pool.map(lambda server: Served(server, size, turn), servers), strict=True))
         for one in served.values():
             stack.callback(one.close)
@@ -297,6 +301,7 @@ def _rounds(phase: str, victim: str, served: Served, size: Size, end_s: float) -
             rounds.num += 1
     except (TimeoutError, AssertionError) as error:
         rounds.failures.append(f"round {rounds.num + 1}: {error}")
+        served.go_on()
     return rounds
 
 
