@@ -56,7 +56,7 @@ def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
                     frozen.notes |= sizes
                     _freeze_and_thaw(engine, card, frozen)
                     yield Part("freeze", time.monotonic() - start, frozen)
-        except (EngineEndedError, TandemError) as error:
+        except (EngineEndedError, TandemError, OSError) as error:
             yield Part("engine", time.monotonic() - start, Findings([str(error)]))
 
 

@@ -171,7 +171,7 @@ def _expect_whole(answers: Answers, found: Findings) -> None:
 
 
 def _judge_owners(owners: Owners, users: GpuUsers, found: Findings) -> None:
-    found.failures += sorted(owners.failures)
+    found.failures += sorted(owners.failures.copy())
     found.notes["reports that kept off the other's card"] = owners.num_judged
     found.expect(owners.num_judged > 0, "no report came while a card was the other engine's")
     users.judge(found)
@@ -201,7 +201,7 @@ def _two_then_one(desk: PairDesk, asked: Sequence[Generate], found: Findings) ->
 
 
 def _into_the_wake(desk: PairDesk, asked: Sequence[Generate], found: Findings) -> Answers:
-    """Every second one while the one before decodes alone; every third in the wake itself."""
+    """Of three, the first decodes alone, the second wakes the helper, and the third comes when it wakes."""
     begun: dict[str, Underway] = {}
     num_met = 0
     for first in range(0, len(asked), 3):
