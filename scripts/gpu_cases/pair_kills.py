@@ -17,9 +17,6 @@ is stopped (SIGSTOP) before it is told what it then does not answer until the ki
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,18 +24,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import httpx2
-import psutil
 
 from appliance.memory.gpus import free_gpu_bytes
 from appliance.units import MIB
 from scripts.gpu_cases.findings import Findings, Part
 from scripts.gpu_cases.pair_model import Place, place_of
+from scripts.gpu_cases.served import PROMPTS, SHORT_TOKENS, Served, Stream, is_at_rest, is_ready_to_wake
 from tests.real_server import RealServer, real_server
 
-Status = dict[str, Any]
 VICTIMS = ("lead", "helper", "web")
 ON_EACH_CARD = 0.35
 HOLD_S, BAR_S = 0.2, 0.2
@@ -46,13 +39,7 @@ PARKED_MIB = 2
 """All that may come into shared memory while a server runs."""
 SPARE_BYTES = 64 * MIB
 """By which a card's free memory may differ: an engine takes hundreds."""
-LIMIT_S = 60.0
-PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8])
-"""No more tokens than a window has rows: a GPU rounds longer prompts differently, and what is reused of them was computed as one."""
-SHORT_TOKENS = 16
 FIRST_TOKENS = 4
-TRIES = 5
-"""For two requests to meet on two lanes."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +51,6 @@ class Size:
 
 
 FULL, QUICK = Size(5, 400, 165.0), Size(1, 400, 400.0)
-
-
-@dataclass
-class Stream:
-    """A streamed answer: its tokens, and `length`, an error's code, or `cut` for how it ended; None while it goes on."""
-
-    max_tokens: int
-    ids: list[int] = field(default_factory=list)
-    end: str | None = None
-    thread: threading.Thread | None = None
-
-    def finish(self) -> Stream:
-        assert self.thread is not None
-        self.thread.join(LIMIT_S)
-        return self
-
-    def wait_for_tokens(self, num: int) -> None:
-        deadline_s = time.monotonic() + LIMIT_S
-        while len(self.ids) < num and self.end is None and time.monotonic() < deadline_s:
-            time.sleep(0.001)
 
 
 @dataclass
@@ -100,134 +67,6 @@ class Rounds:
     failures: list[str] = field(default_factory=list)
 
 
-class Served:
-    """A real server and its clients. `stream` may be called from any thread."""
-
-    def __init__(self, server: RealServer, size: Size, turn: threading.Lock) -> None:
-        """`turn`: of the one server that decodes."""
-        self.turn = turn
-        self._server = server
-        self._size = size
-        self._client = httpx2.Client(base_url=server.url, timeout=LIMIT_S)
-        self._stopped: list[int] = []
-        with turn:
-            self.expected = [self.stream(prompt, size.tokens).finish().ids for prompt in PROMPTS]
-            self.wait_for(_is_at_rest, "at rest")
-        self._num_processes = len(server.descendants())
-        self._names = self._shared_names()
-
-    def close(self) -> None:
-        self._client.close()
-
-    def status(self) -> Status | None:
-        try:
-            return dict(self._client.get("/status").json())
-        except (httpx2.HTTPError, ValueError):
-            return None
-
-    def wait_for(self, condition: Callable[[Status], bool], what: str) -> Status:
-        """Raises TimeoutError with the last status."""
-        deadline_s = time.monotonic() + LIMIT_S
-        status: Status | None = None
-        while time.monotonic() < deadline_s:
-            status = self.status()
-            if status is not None and condition(status):
-                return status
-            time.sleep(0.002)
-        raise TimeoutError(f"not within {LIMIT_S:g} s: {what}; {status}; log {self._server.log.read_text()[-1500:]}")
-
-    def stream(self, prompt: Sequence[int], max_tokens: int) -> Stream:
-        stream = Stream(max_tokens)
-        stream.thread = threading.Thread(target=self._follow, args=(stream, list(prompt)), daemon=True)
-        stream.thread.start()
-        return stream
-
-    def stop(self, lane: str) -> None:
-        """Until the next kill."""
-        pid = self._pid(lane)
-        os.kill(pid, signal.SIGSTOP)
-        self._stopped.append(pid)
-
-    def kill(self, victim: str) -> str:
-        """Returns the phase that the pair was in. What was stopped goes on."""
-        phase = self.wait_for(lambda _: True, "a status")["pair"]["phase"]
-        pid = self._pid(victim)
-        os.kill(pid, signal.SIGKILL)
-        self.go_on()
-        with contextlib.suppress(psutil.Error):
-            psutil.Process(pid).wait(5)
-        return str(phase)
-
-    def go_on(self) -> None:
-        """What was stopped."""
-        while self._stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._stopped.pop(), signal.SIGCONT)
-
-    def _pid(self, name: str) -> int:
-        if name == "web":
-            return int(psutil.Process(self._server.process.pid).children()[0].pid)
-        lanes = self.wait_for(lambda status: all(lane["pid"] for lane in status["lanes"]), "two engines")["lanes"]
-        return next(int(lane["pid"]) for lane in lanes if lane["name"] == name)
-
-    def check_both_lanes(self) -> None:
-        """Both lanes answer, each a request, as they always do. Raises TimeoutError or AssertionError."""
-        before = self.wait_for(_is_ready_to_wake, "both lanes idle")
-        for _ in range(TRIES):
-            with self.turn:
-                self._ask_both()
-                after = self.wait_for(_is_at_rest, "at rest")
-            if all(num > 0 for num in _new_windows(before, after)):
-                return
-        raise AssertionError(f"in {TRIES} tries with two requests at once one lane had none: {_new_windows(before, after)} windows")
-
-    def _ask_both(self) -> None:
-        streams = [self.stream(PROMPTS[0], self._size.tokens)]
-        streams[0].wait_for_tokens(1)
-        streams.append(self.stream(PROMPTS[1], SHORT_TOKENS))
-        for stream, expected in zip(streams, self.expected, strict=True):
-            stream.finish()
-            assert stream.end == "length", f"a request after the kill ended as {stream.end}"
-            assert stream.ids == expected[: len(stream.ids)], "a request after the kill was answered with other tokens"
-
-    def check_leftovers(self) -> None:
-        """Raises AssertionError."""
-        deadline_s = time.monotonic() + 10
-        while (strays := self._strays()) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        assert not strays, f"processes that nobody owns: {strays}"
-        num = len(self._server.descendants())
-        assert num == self._num_processes, f"{num} processes, {self._num_processes} before"
-        names = self._shared_names()
-        assert names == self._names, f"in shared memory {names}, before {self._names}"
-
-    def _follow(self, stream: Stream, prompt: list[int]) -> None:
-        body = {"prompt": prompt, "max_tokens": stream.max_tokens, "temperature": 0, "ignore_eos": True}
-        body |= {"stream": True, "return_token_ids": True}
-        end = "cut"
-        try:
-            with self._client.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != 200:
-                    end = str(json.loads(response.read())["error"]["code"])
-                for line in response.iter_lines():
-                    end = _take(stream, line) or end
-        except httpx2.HTTPError:
-            pass
-        stream.end = end
-
-    def _strays(self) -> list[int]:
-        """Processes that name this server's shared memory, and are not of its tree."""
-        ours = {self._server.process.pid, *(child.pid for child in self._server.descendants())}
-        shm = str(self._server.shm_dir)
-        return [one.pid for one in psutil.process_iter(["cmdline"]) if shm in " ".join(one.info["cmdline"] or ()) and one.pid not in ours]
-
-    def _shared_names(self) -> list[str]:
-        return sorted(path.name for path in self._server.shm_dir.iterdir())
-
-    def shared_bytes(self) -> int:
-        return sum(path.stat().st_blocks * 512 for path in self._server.shm_dir.rglob("*") if path.is_file())
-
-
 def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
     size = QUICK if quick else FULL
     before = free_gpu_bytes()
@@ -236,7 +75,7 @@ def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
         place = stack.enter_context(place_of(cards))
         with memory.timed("servers ready s"), ThreadPoolExecutor(len(VICTIMS)) as pool:
             servers = list(pool.map(lambda _: stack.enter_context(_server(place)), VICTIMS))
-            served = dict(zip(VICTIMS, pool.map(lambda server: Served(server, size, turn), servers), strict=True))
+            served = dict(zip(VICTIMS, pool.map(lambda server: Served(server, size.tokens, turn), servers), strict=True))
         for one in served.values():
             stack.callback(one.close)
         start, at_rest = time.monotonic(), free_gpu_bytes()
@@ -246,7 +85,7 @@ def run(cards: tuple[str, ...], *, quick: bool) -> Iterator[Part]:
             found = _in_phase(phase, served, size, start + (number + 1) * size.budget_s / len(PHASES))
             yield Part(phase, time.monotonic() - begun, found)
         for victim, one in served.items():
-            one.wait_for(_is_at_rest, "at rest")
+            one.wait_for(is_at_rest, "at rest")
             grown = one.shared_bytes() - shared[victim]
             memory.notes[f"shared memory grew, {victim} killed, KiB"] = round(grown / 1024)
             memory.expect(
@@ -296,7 +135,7 @@ def _rounds(phase: str, victim: str, served: Served, size: Size, end_s: float) -
         for number in range(size.rounds):
             if number and time.monotonic() > end_s:
                 break
-            _round(phase, victim, served, size, rounds)
+            _round(phase, victim, served, rounds)
             rounds.num += 1
     except (TimeoutError, AssertionError) as error:
         rounds.failures.append(f"round {rounds.num + 1}: {error}")
@@ -304,10 +143,10 @@ def _rounds(phase: str, victim: str, served: Served, size: Size, end_s: float) -
     return rounds
 
 
-def _round(phase: str, victim: str, served: Served, size: Size, rounds: Rounds) -> None:
-    served.wait_for(_is_ready_to_wake, "both lanes idle, the helper asleep")
+def _round(phase: str, victim: str, served: Served, rounds: Rounds) -> None:
+    served.wait_for(is_ready_to_wake, "both lanes idle, the helper asleep")
     with served.turn:
-        streams = PHASES[phase].bring(served, size, rounds.num)
+        streams = PHASES[phase].bring(served, rounds.num)
         running = [stream for stream in streams if stream.end is None]
         met = served.kill(victim)
         start = time.monotonic()
@@ -340,7 +179,7 @@ def _judge(
 class Phase:
     name: str
     """As the pair calls it."""
-    bring: Callable[[Served, Size, int], list[Stream]]
+    bring: Callable[[Served, int], list[Stream]]
     """Takes the number of the round. Returns the streams, in the order of the prompts, when the pair is there."""
     most_lost: dict[str, int]
     """By what is killed: how many streams it may take along."""
@@ -348,36 +187,36 @@ class Phase:
     """Whose deaths take a stream along that had most of its tokens before it."""
 
 
-def _nobody(served: Served, size: Size, number: int) -> list[Stream]:
-    del served, size, number
+def _nobody(served: Served, number: int) -> list[Stream]:
+    del served, number
     return []
 
 
-def _one(served: Served, size: Size, number: int) -> list[Stream]:
+def _one(served: Served, number: int) -> list[Stream]:
     del number
-    stream = served.stream(PROMPTS[0], size.tokens)
+    stream = served.stream(PROMPTS[0], served.num_tokens)
     stream.wait_for_tokens(FIRST_TOKENS)
     return [stream]
 
 
-def _second_waits(served: Served, size: Size, number: int) -> list[Stream]:
+def _second_waits(served: Served, number: int) -> list[Stream]:
     """The lead does not give the second card back, or the helper does not take it."""
-    streams = _one(served, size, number)
+    streams = _one(served, number)
     served.stop(("lead", "helper")[number % 2])
-    streams.append(served.stream(PROMPTS[1], size.tokens))
+    streams.append(served.stream(PROMPTS[1], served.num_tokens))
     served.wait_for(lambda status: status["pair"]["phase"] != "asleep" or streams[0].end is not None, "the helper wakes")
     return streams
 
 
-def _both(served: Served, size: Size, number: int) -> list[Stream]:
-    streams = [*_one(served, size, number), served.stream(PROMPTS[1], size.tokens)]
+def _both(served: Served, number: int) -> list[Stream]:
+    streams = [*_one(served, number), served.stream(PROMPTS[1], served.num_tokens)]
     streams[1].wait_for_tokens(FIRST_TOKENS)
     return streams
 
 
-def _second_is_over(served: Served, size: Size, number: int) -> list[Stream]:
+def _second_is_over(served: Served, number: int) -> list[Stream]:
     """The helper does not give the second card back."""
-    streams = [*_one(served, size, number), served.stream(PROMPTS[1], SHORT_TOKENS).finish()]
+    streams = [*_one(served, number), served.stream(PROMPTS[1], SHORT_TOKENS).finish()]
     served.stop("helper")
     served.wait_for(lambda status: status["pair"]["phase"] != "awake", "the helper falls asleep")
     return streams
@@ -390,34 +229,3 @@ PHASES = {
     "both busy": Phase("awake", _both, {"lead": 1, "helper": 1, "web": 2}, ("lead", "helper", "web")),
     "falling asleep": Phase("falling_asleep", _second_is_over, {"lead": 1, "helper": 0, "web": 1}),
 }
-
-
-def _take(stream: Stream, line: str) -> str | None:
-    """How the stream ends, if the line says so."""
-    text = line.removeprefix("data: ")
-    if text == line or text == "[DONE]":
-        return None
-    said = json.loads(text)
-    if "error" in said:
-        return str(said["error"]["code"])
-    for choice in said["choices"]:
-        stream.ids += choice.get("token_ids") or []
-        if choice["finish_reason"]:
-            return str(choice["finish_reason"])
-    return None
-
-
-def _is_at_rest(status: Status) -> bool:
-    lanes = status["lanes"]
-    are_idle = all(
-        lane["state"] == "idle" and lane["stats"] and not (lane["stats"]["busy"] or lane["stats"]["is_filling"]) for lane in lanes
-    )
-    return are_idle and status["pair"]["phase"] == "asleep"
-
-
-def _is_ready_to_wake(status: Status) -> bool:
-    return _is_at_rest(status) and status["pair"]["reason"] is None
-
-
-def _new_windows(before: Status, after: Status) -> list[int]:
-    return [new["totals"]["windows"] - old["totals"]["windows"] for old, new in zip(before["lanes"], after["lanes"], strict=True)]
