@@ -23,7 +23,7 @@ PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8])
 """No more tokens than a window has rows: a GPU rounds longer prompts differently, and what is reused of them was computed as one."""
 SHORT_TOKENS = 16
 TRIES = 5
-"""For two requests to meet on two lanes."""
+"""For two requests to meet on two lanes, and for a phase to be met."""
 
 
 @dataclass
@@ -96,13 +96,15 @@ class Served:
 
     def kill(self, victim: str) -> str:
         """Returns the phase that the pair was in. What was stopped goes on."""
-        phase = self.wait_for(lambda _: True, "a status")["pair"]["phase"]
-        pid = self._pid(victim)
+        phase, pid = self.phase(), self._pid(victim)
         os.kill(pid, signal.SIGKILL)
         self.go_on()
         with contextlib.suppress(psutil.Error):
             psutil.Process(pid).wait(5)
-        return str(phase)
+        return phase
+
+    def phase(self) -> str:
+        return str(self.wait_for(lambda _: True, "a status")["pair"]["phase"])
 
     def go_on(self) -> None:
         """What was stopped."""
