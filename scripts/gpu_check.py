@@ -1,6 +1,7 @@
 """Checks everything on a machine with a GPU, in one command within ten minutes: builds, tests, sanitizers, memory.
 
     python3 -m scripts.gpu_check [--out FILE.json] [--only build,kernels,engine,placement,memory,sanitizers] [--native FILE]
+    python3 -m scripts.gpu_check --only pair_ids,pair_kills,freeze --native FILE [--card cuda:0,cuda:1]
 
 Prints one line per case while it runs and one table at the end. The exit code is 1 if anything failed or was not run for want of
 time; what this machine lacks a tool for is skipped, and the table says so. Needs CMake 3.26, ninja, nvcc, a C++20 compiler and the
@@ -25,9 +26,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("build", "kernels", "engine", "placement", "memory", "sanitizers")
+PAIR_STAGES = ("pair_ids", "pair_kills", "freeze")
+"""With both cards, and only by `--only`. They start servers, so they need the packages of those."""
+QUICK_IS_SLOW = 2
+"""Machines that are asked for less have fewer cores, and get more time."""
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 SANITIZER_FAILED = 86
 SHOWN_LINES = 30
@@ -63,10 +69,12 @@ class Done:
 class Check:
     """Confined to one thread, but for the sanitizers."""
 
-    def __init__(self, native: Path | None, build: Path, card: str, limit_s: float) -> None:
+    def __init__(self, native: Path | None, build: Path, cards: Sequence[str], limit_s: float, *, quick: bool) -> None:
+        """`quick`: fewer tokens and rounds for the pair's stages."""
         self._native = native
         self._build = build
-        self._card = card
+        self._cards = cards
+        self._quick = quick
         self._deadline = time.monotonic() + limit_s
         self.rows: list[Row] = []
 
@@ -78,11 +86,14 @@ class Check:
             "placement": lambda: [self._case("placement", 150)],
             "memory": lambda: [self._case("memory", 90)],
             "sanitizers": self._sanitizers,
+            "pair_ids": lambda: self._parts("pair_ids", 240),
+            "pair_kills": lambda: self._parts("pair_kills", 300),
+            "freeze": lambda: self._parts("freeze", 120),
         }
         for stage in stages:
             if stage == "build" and self._native:
                 continue
-            if stage != "build" and self._native is None:
+            if stage != "build" and self._native is None and self._needs_module(stage):
                 self._note(Row(stage, "NOT RUN", 0.0, "there is no native module"))
                 continue
             for row in steps[stage]():
@@ -91,6 +102,10 @@ class Check:
     def _note(self, row: Row) -> None:
         print(row.line(), flush=True)
         self.rows.append(row)
+
+    def _needs_module(self, stage: str) -> bool:
+        """Host cards have the installed one."""
+        return stage not in PAIR_STAGES or self._cards[0].startswith("cuda:")
 
     # ---- stages ----
 
@@ -131,7 +146,23 @@ class Check:
         return Row(f"tests: {name}", result, done.seconds, note, dict(counts))
 
     def _case(self, name: str, limit_s: float) -> Row:
-        return self._read_case(name, self._child(self._case_argv(name), limit_s))
+        return self._read_case(name, self._child(self._case_argv(name, self._cards[0]), limit_s))
+
+    def _parts(self, name: str, limit_s: float) -> list[Row]:
+        """One row for each of its parts, and one more if it did not come to its end."""
+        options = ["--quick"] if self._quick else []
+        limit_s *= QUICK_IS_SLOW if self._quick else 1
+        done = self._child(self._case_argv(name, ",".join(self._cards), *options), limit_s)
+        rows = []
+        for found in _results(done):
+            failures = [str(sentence) for sentence in found.get("failures", [])]
+            note = "; ".join(failures) or _brief(found)
+            rows.append(Row(f"{name}: {found['part']}", "FAILED" if failures else "ok", float(found["seconds"]), note, found))
+        if done.code != 0 and not any(row.is_bad for row in rows):
+            rows.append(Row(name, *_ended(done)[:1], done.seconds, _ended(done)[1]))
+        if any(row.is_bad for row in rows):
+            _show(done, "Error")
+        return rows
 
     def _sanitizers(self) -> list[Row]:
         tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
@@ -145,7 +176,7 @@ class Check:
         options = ["--tool", name, "--error-exitcode", str(SANITIZER_FAILED), "--print-limit", "20"]
         if name == "memcheck":
             options += ["--report-api-errors", "no"]  # what the driver refuses, such as pinning a file's pages, the engine answers itself
-        argv = [tool, *options, *self._case_argv("small")]
+        argv = [tool, *options, *self._case_argv("small", self._cards[0])]
         done = self._child(argv, 240)
         row = self._read_case("small", done)
         row.case = f"compute-sanitizer: {name}"
@@ -159,15 +190,13 @@ class Check:
 
     # ---- children ----
 
-    def _case_argv(self, name: str) -> list[str]:
-        return [sys.executable, "-m", "scripts.gpu_cases", name, "--native", str(self._native), "--card", self._card]
+    def _case_argv(self, name: str, card: str, *options: str) -> list[str]:
+        native = ["--native", str(self._native)] if self._native else []
+        return [sys.executable, "-m", "scripts.gpu_cases", name, *native, "--card", card, *options]
 
     def _read_case(self, name: str, done: Done) -> Row:
-        found: dict[str, object] = {}
-        for line in done.output.splitlines():
-            if line.startswith("RESULT "):
-                found = json.loads(line.removeprefix("RESULT "))
-        failures = [str(sentence) for sentence in found.get("failures", [])]  # type: ignore[attr-defined]
+        found = next(iter(_results(done)), {})
+        failures = [str(sentence) for sentence in found.get("failures", [])]
         if done.code == 0 and found and not failures:
             return Row(name, "ok", done.seconds, _brief(found), found)
         _show(done, "=========", "Error")
@@ -223,6 +252,11 @@ def _counts(report: Path) -> dict[str, int]:
     return {what: int(suite.get(what, 0)) for what in ("tests", "failures", "errors", "skipped")}
 
 
+def _results(done: Done) -> list[dict[str, Any]]:
+    lines = (line for line in done.output.splitlines() if line.startswith("RESULT "))
+    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+
+
 def _ended(done: Done) -> tuple[str, str]:
     """(result, note) of a child that did not do what it should."""
     if done.code is None and done.seconds == 0:
@@ -251,16 +285,19 @@ def _machine() -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="the table as JSON")
-    parser.add_argument("--only", default=",".join(STAGES), help="stages, comma-separated")
+    parser.add_argument(
+        "--only", default=",".join(STAGES), help="stages, comma-separated; pair_ids, pair_kills and freeze beside the usual ones"
+    )
     parser.add_argument("--native", type=Path, help="a native module that is built already")
     parser.add_argument("--build", type=Path, default=Path(tempfile.gettempdir()) / "tandem-gpu-check", help="folder of the build")
-    parser.add_argument("--card", default="cuda:0")
+    parser.add_argument("--card", default="cuda:0,cuda:1", help="the first one; both for the pair's stages, host:0,host:1 for example")
+    parser.add_argument("--quick", action="store_true", help="the pair's stages with fewer tokens and rounds")
     parser.add_argument("--limit-s", type=float, default=570.0, help="for everything together")
     options = parser.parse_args()
     stages = options.only.split(",")
-    if unknown := set(stages) - set(STAGES):
-        parser.error(f"unknown stages: {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
-    check = Check(options.native, options.build, options.card, options.limit_s)
+    if unknown := set(stages) - {*STAGES, *PAIR_STAGES}:
+        parser.error(f"unknown stages: {', '.join(sorted(unknown))}; there are {', '.join(STAGES + PAIR_STAGES)}")
+    check = Check(options.native, options.build, options.card.split(","), options.limit_s, quick=options.quick)
     start = time.monotonic()
     check.run(stages)
     seconds = time.monotonic() - start

@@ -309,8 +309,8 @@ def _padded(data: bytes, alignment: int) -> bytes:
 
 
 def plain_tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
-    """As much of a tokenizer as llama.cpp wants to see. Every token is whole characters, so that it reports each by itself."""
-    tokens = [*map(chr, range(33, 127)), "Ġ", "Ċ", *(f"<pad{index}>" for index in range(vocab))][:vocab]
+    """As much of a tokenizer as llama.cpp and a server want to see. Every token is whole characters, so that each is reported by itself."""
+    tokens = [*map(chr, range(33, 127)), "Ġ", "Ċ", "ab", *(f"<pad{index}>" for index in range(vocab))][:vocab]
     return {
         "tokenizer.ggml.model": (STRING, "gpt2"),
         "tokenizer.ggml.pre": (STRING, "qwen2"),

@@ -58,15 +58,15 @@ class RealServer:
 
 
 @contextmanager
-def real_server(*options: str, lanes: int = 2) -> Iterator[RealServer]:
-    """Starts the server, waits until both lanes take requests, and at the end checks that SIGTERM ends it well and leaves nothing."""
+def real_server(*options: str, lanes: int = 2, root: Path = ROOT) -> Iterator[RealServer]:
+    """Starts the server, waits until its lanes take requests, and at the end checks that SIGTERM ends it well and leaves nothing."""
     with tempfile.TemporaryDirectory(prefix="tandem-test-", dir="/dev/shm") as shm, tempfile.TemporaryDirectory() as state:
         log = Path(state) / "log"
         port = free_port()
         command = [sys.executable, "-m", "appliance.cli", "serve", "--port", str(port), "--shm-dir", shm, "--state-dir", state, *options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
         with log.open("wb") as sink:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
+            process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
         server = RealServer(f"http://127.0.0.1:{port}", process, Path(shm), log)
         try:
             server.wait_until_idle(lanes)

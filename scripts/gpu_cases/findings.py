@@ -23,3 +23,12 @@ class Findings:
         start = time.perf_counter()
         yield
         self.notes[name] = round(time.perf_counter() - start, 4)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One row of a case that has several."""
+
+    name: str
+    seconds: float
+    findings: Findings

@@ -154,7 +154,7 @@ def _data_bytes(model: BenchModel, kinds: dict[str, GgmlType]) -> int:
 
 
 def _head(model: BenchModel, kinds: dict[str, GgmlType]) -> bytes:
-    keys = model.shape.keys() | _tokenizer_keys(model.shape.vocab)
+    keys = model.shape.keys() | plain_tokenizer_keys(model.shape.vocab)
     tensors = model.shape.tensors()
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
     head += b"".join(encode_key(name, value_type, value) for name, (value_type, value) in keys.items())
@@ -164,16 +164,6 @@ def _head(model: BenchModel, kinds: dict[str, GgmlType]) -> bytes:
         head += struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kinds[name].type_id, offset)
         offset += _padded(_tensor_bytes(kinds[name], dims))
     return head + bytes(-len(head) % ALIGNMENT)
-
-
-def _tokenizer_keys(vocab: int) -> dict[str, tuple[int, object]]:
-    """With what its one merge makes, so that a server opens the file too."""
-    keys = plain_tokenizer_keys(vocab)
-    name = "tokenizer.ggml.tokens"
-    value_type, array = keys[name]
-    assert isinstance(array, tuple)
-    element_type, tokens = array
-    return keys | {name: (value_type, (element_type, [*tokens[:-2], "ab", tokens[-1]]))}
 
 
 def _write(model: BenchModel, name: str, rows: NDArray[np.uint8], mean: float, rng: np.random.Generator) -> None:
