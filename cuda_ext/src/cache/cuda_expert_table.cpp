@@ -115,11 +115,11 @@ void CudaExpertTable::note_copied(size_t nbytes, int num_rows, bool from_peer) {
 }
 
 void CudaExpertTable::write_all() const {
-    for (int layer = 0; layer < num_layers_; layer++) {
-        std::vector<int32_t> entries(num_experts_);
-        for (int expert = 0; expert < num_experts_; expert++) entries[expert] = entry_on_card(layer, expert);
-        CUDA_CHECK(cudaMemcpy(slots_on_card(layer), entries.data(), entries.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
-    }
+    std::vector<int32_t> entries;
+    entries.reserve(static_cast<size_t>(num_layers_) * num_experts_);
+    for (int layer = 0; layer < num_layers_; layer++)
+        for (int expert = 0; expert < num_experts_; expert++) entries.push_back(entry_on_card(layer, expert));
+    CUDA_CHECK(cudaMemcpy(slots_on_card(0), entries.data(), entries.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
 }
 
 }  // namespace tandem
