@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from appliance.engine.model_runner import ModelRunner
+from appliance.engine.streaming import FIRST_PAUSE, NUM_ROUNDS, RATIOS, ROUND_WINDOWS
 from appliance.memory.policy import AlwaysSwap, blob_bytes_table
 from tests.gguf_writing import ModelShape
 from tests.random_models import RandomModel, open_arena, open_runner, prefill, write_random_model
@@ -72,6 +73,21 @@ def test_swaps_in_every_window_change_nothing(model: RandomModel, arena_dir: Pat
     with open_gpu(model, arena_dir, NUM_EXPERTS // 2, policy=policy, max_swaps=3) as runner:
         assert np.array_equal(one_by_one(runner, DECODED), expected)
         assert runner.stats()["swaps"] > 0
+
+
+def test_a_survey_of_streamed_shares_changes_no_bit_and_streams_more_and_less(
+    model: RandomModel, arena_dir: Path, expected: Logits
+) -> None:
+    num_windows = FIRST_PAUSE + len(RATIOS) * NUM_ROUNDS * ROUND_WINDOWS
+    streamed = []
+    with open_gpu(model, arena_dir, 0, streamed_ratio=None) as runner:
+        for window in range(num_windows):
+            before = runner.stats()["rows_by_tier"].get("streamed", 0)
+            position = window % len(DECODED)
+            assert np.array_equal(one_by_one(runner, [DECODED[position]], position)[0], expected[position])
+            streamed.append(runner.stats()["rows_by_tier"].get("streamed", 0) - before)
+    every = SHAPE.layers * SHAPE.top_k
+    assert {0, every} < set(streamed)
 
 
 def test_a_prompt_does_not_depend_on_where_experts_lie(model: RandomModel, arena_dir: Path) -> None:
