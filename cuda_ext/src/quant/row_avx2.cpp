@@ -57,11 +57,14 @@ constexpr TileForm tile_form() {
                                            : 1};
 }
 
-// Measured on Zen 3: where weights are quickly decoded, decoding them again for every two input rows is long the cheaper way.
+// Measured on Zen 3, Q2_K and TQ2_0 on an Intel Xeon: where weights are quickly decoded, decoding them again for every two input
+// rows is long the cheaper way.
 template <class T>
 constexpr int64_t tile_from() {
     if constexpr (std::is_same_v<T, IQ3_S>) return 3;
     if constexpr (std::is_same_v<T, Q6_K> || std::is_same_v<T, Q8_0>) return 12;
+    if constexpr (std::is_same_v<T, TQ2_0>) return 16;
+    if constexpr (std::is_same_v<T, Q2_K>) return 32;
     return 8;
 }
 
