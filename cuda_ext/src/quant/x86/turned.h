@@ -1,8 +1,8 @@
 // One or two input rows by weights whose blocks lie across one another or come out of code books: activations are turned once per
 // call, so that a lane of a register belongs to one block and sums need no transposing.
 //
-//   Fours:   register k:          values 4 k .. 4 k + 3 of blocks 0 1 2 3 | 4 5 6 7
-//   Eights:  register 2 k + g:    values 8 k .. 8 k + 7 of blocks 0 1 | 4 5 (g = 0) and 2 3 | 6 7 (g = 1)
+//   fours:   register k:          values 4 k .. 4 k + 3 of blocks 0 1 2 3 | 4 5 6 7
+//   eights:  register 2 k + g:    values 8 k .. 8 k + 7 of blocks 0 1 | 4 5 (g = 0) and 2 3 | 6 7 (g = 1)
 #pragma once
 #include "quant/x86/frame.h"
 #include "quant/x86/tile.h"
@@ -10,17 +10,17 @@
 namespace tandem::quant {
 namespace {
 
-enum class Lanes32 { natural, fours, eights };
+enum class Turning { none, fours, eights };
 
 struct TurnedGroup {
     __m256i q[kBlocks];
 };
 
-TANDEM_INLINE void turn(const ActGroup& x, Lanes32 lanes, TurnedGroup& out) {
+TANDEM_INLINE void turn(const ActGroup& x, Turning turning, TurnedGroup& out) {
     for (int j = 0; j < kBlocks; j++) out.q[j] = load256(x.q + kBlock * j);
-    if (lanes == Lanes32::natural) return;
+    if (turning == Turning::none) return;
     transpose8(out.q);
-    if (lanes == Lanes32::fours) return;
+    if (turning == Turning::fours) return;
     for (int j = 0; j < kBlocks; j += 2) {
         const __m256i even = out.q[j], odd = out.q[j + 1];
         out.q[j] = _mm256_unpacklo_epi32(even, odd);
@@ -36,7 +36,7 @@ struct TurnedInput {
     TANDEM_INLINE __m256i sum16() const { return load256(group->sum16); }
 };
 
-// One for each type that is multiplied so: `lanes`, and values(block bytes, x, out), the values of its eight blocks by each of
+// One for each type that is multiplied so: `turning`, and values(block bytes, x, out), the values of its eight blocks by each of
 // num_x input rows.
 template <class T>
 struct Turned;
@@ -47,9 +47,9 @@ TANDEM_INLINE __m256i ones16() {
 constexpr int64_t kMaxTurned = 64;  // super-blocks, 16,384 values: longer rows are multiplied without
 
 template <class T>
-concept HasTurned = requires { Turned<T>::lanes; };
+concept HasTurned = requires { Turned<T>::turning; };
 
-// Weight row r for input rows `first` and, with num_x = 2, the next one; `turned`: their super-blocks.
+// A weight row for input rows `first` and, with num_x = 2, the next one; `turned`: their super-blocks.
 template <class T, int num_x>
 void dot_turned_row(const Row& row, int first, const TurnedGroup (*turned)[kMaxTurned]) {
     add_terms<T, num_x>(row, first, [&](const uint8_t* super, int64_t index, __m256* terms) {
@@ -87,7 +87,7 @@ struct TwoBitHalf {
 
 template <>
 struct Turned<Q2_K> {
-    static constexpr Lanes32 lanes = Lanes32::fours;
+    static constexpr Turning turning = Turning::fours;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const Q2_K::Block*>(p);
@@ -118,7 +118,7 @@ struct Turned<Q2_K> {
 
 template <>
 struct Turned<TQ2_0> {
-    static constexpr Lanes32 lanes = Lanes32::fours;
+    static constexpr Turning turning = Turning::fours;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const TQ2_0::Block*>(p);
@@ -138,7 +138,7 @@ struct Turned<TQ2_0> {
 
 template <>
 struct Turned<TQ1_0> {
-    static constexpr Lanes32 lanes = Lanes32::natural;
+    static constexpr Turning turning = Turning::none;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const TQ1_0::Block*>(p);

@@ -22,15 +22,7 @@ TANDEM_INLINE __m256i signs_of(__m256i bytes, __m256i select) {
     return _mm256_or_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bytes, select), select), _mm256_set1_epi8(1));
 }
 
-// Eight patterns of four values; loads and blends, which have more ports than insertions.
-template <class At>
-TANDEM_INLINE __m256i join_fours(At at) {
-    const auto all = [&at](int lane) { return _mm256_set1_epi32(static_cast<int>(at(lane))); };
-    const __m256i a = _mm256_blend_epi32(_mm256_blend_epi32(all(0), all(1), 2), _mm256_blend_epi32(all(2), all(3), 8), 12);
-    const __m256i b = _mm256_blend_epi32(_mm256_blend_epi32(all(4), all(5), 0x20), _mm256_blend_epi32(all(6), all(7), 0x80), 0xc0);
-    return _mm256_blend_epi32(a, b, 0xf0);
-}
-// Four patterns of eight values.
+// Four patterns of eight values: loads and blends, which have more ports than insertions.
 template <class At>
 TANDEM_INLINE __m256i join_eights(At at) {
     const auto all = [&at](int lane) { return _mm256_set1_epi64x(static_cast<long long>(at(lane))); };
@@ -112,7 +104,7 @@ TANDEM_INLINE void multiply(__m256 d, const __m256i* sums, __m256* out) {
 
 template <>
 struct Turned<IQ2_XXS> {
-    static constexpr Lanes32 lanes = Lanes32::eights;
+    static constexpr Turning turning = Turning::eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ2_XXS::Block*>(p);
@@ -128,7 +120,7 @@ struct Turned<IQ2_XXS> {
 
 template <>
 struct Turned<IQ2_XS> {
-    static constexpr Lanes32 lanes = Lanes32::eights;
+    static constexpr Turning turning = Turning::eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ2_XS::Block*>(p);
@@ -148,7 +140,7 @@ struct Turned<IQ2_XS> {
 
 template <>
 struct Turned<IQ2_S> {
-    static constexpr Lanes32 lanes = Lanes32::eights;
+    static constexpr Turning turning = Turning::eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ2_S::Block*>(p);
@@ -164,7 +156,7 @@ struct Turned<IQ2_S> {
 
 template <>
 struct Turned<IQ1_S> {
-    static constexpr Lanes32 lanes = Lanes32::eights;
+    static constexpr Turning turning = Turning::eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ1_S::Block*>(p);
@@ -191,7 +183,7 @@ struct Turned<IQ1_S> {
 
 template <>
 struct Turned<IQ1_M> {
-    static constexpr Lanes32 lanes = Lanes32::eights;
+    static constexpr Turning turning = Turning::eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ1_M::Block*>(p);

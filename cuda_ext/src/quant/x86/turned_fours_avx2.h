@@ -6,6 +6,15 @@
 namespace tandem::quant {
 namespace {
 
+// Eight patterns of four values, joined as in join_eights.
+template <class At>
+TANDEM_INLINE __m256i join_fours(At at) {
+    const auto all = [&at](int lane) { return _mm256_set1_epi32(static_cast<int>(at(lane))); };
+    const __m256i a = _mm256_blend_epi32(_mm256_blend_epi32(all(0), all(1), 2), _mm256_blend_epi32(all(2), all(3), 8), 12);
+    const __m256i b = _mm256_blend_epi32(_mm256_blend_epi32(all(4), all(5), 0x20), _mm256_blend_epi32(all(6), all(7), 0x80), 0xc0);
+    return _mm256_blend_epi32(a, b, 0xf0);
+}
+
 // pattern(block, k): values 4 k .. 4 k + 3. `in_int16`: sums of so many registers' products fit int16.
 template <int num_x, int in_int16, class PatternOf>
 TANDEM_INLINE void dot_fours(const TurnedInput* x, PatternOf pattern, __m256i signs, __m256i* sums) {
@@ -30,7 +39,7 @@ TANDEM_INLINE void dot_fours(const TurnedInput* x, PatternOf pattern, __m256i si
 
 template <>
 struct Turned<IQ3_XXS> {
-    static constexpr Lanes32 lanes = Lanes32::fours;
+    static constexpr Turning turning = Turning::fours;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ3_XXS::Block*>(p);
@@ -46,7 +55,7 @@ struct Turned<IQ3_XXS> {
 
 template <>
 struct Turned<IQ3_S> {
-    static constexpr Lanes32 lanes = Lanes32::fours;
+    static constexpr Turning turning = Turning::fours;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ3_S::Block*>(p);
