@@ -68,6 +68,15 @@ def test_rows_have_the_portable_bits_in_every_size_and_company(kind: Kind, isa: 
 
 
 @every_fast_isa
+@every_block_kind
+def test_very_long_rows_have_the_portable_bits(kind: Kind, isa: str, rng: Rng) -> None:
+    """Activations are turned up to 16,384 values."""
+    for num_values in (16384, 16640):
+        weights, x = rows_of(random_blocks, kind, 1, num_values, rng), normal(rng, 3, num_values)
+        assert same_bits(dot(kind, weights, x, isa), dot(kind, weights, x, PORTABLE)), num_values
+
+
+@every_fast_isa
 @every_kind
 def test_rows_have_the_portable_bits_under_hostile_scales_and_inputs(kind: Kind, isa: str, rng: Rng) -> None:
     for num_values in (kind.sizes[0], kind.sizes[-2]):

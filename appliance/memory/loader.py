@@ -39,6 +39,7 @@ from appliance.memory.arena_fill import (
     tensors_in_file_order,
 )
 from appliance.memory.layout import arena_layout
+from appliance.memory.nodes import spread_over_nodes
 from appliance.models.config import read_config
 from appliance.progress import ProgressReport
 from appliance.protocol import Fatal, Word, line
@@ -81,7 +82,8 @@ class Loader:
     def _fill(self, file: ArenaFile) -> None:
         from cuda_ext._native import first_bad_block  # only here: a start that finds the arena sealed does without it
 
-        file.reserve(self._report("reserve", self._place.file_bytes).update)
+        with spread_over_nodes():
+            file.reserve(self._report("reserve", self._place.file_bytes).update)
         filling = self._report("arena", self._total_bytes)
 
         def on_progress(done_bytes: int) -> None:

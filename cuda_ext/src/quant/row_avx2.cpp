@@ -7,6 +7,7 @@
 #include "quant/x86/decode_books_avx2.h"
 #include "quant/x86/decode_k_avx2.h"
 #include "quant/x86/lanes_avx2.h"
+#include "quant/x86/turned_fours_avx2.h"
 
 namespace tandem::quant {
 namespace {
@@ -20,15 +21,6 @@ TANDEM_INLINE __m256i pairs(const Super& super, const ActGroup& x, int j) {
     return _mm256_maddubs_epi16(w, q);
 }
 
-TANDEM_INLINE __m256i add_mixed16(Mixed m) {
-    return _mm256_add_epi16(m.straight, m.crossed);
-}
-
-// transpose_add of int16 pairs, where sums of eight products still fit int16.
-TANDEM_INLINE __m256i add_small(__m256i a, __m256i b, __m256i c, __m256i d) {
-    const Mixed all = mix_quarters(add_mixed16(mix_halves(a, c)), add_mixed16(mix_halves(b, d)));
-    return _mm256_madd_epi16(add_mixed16(all), _mm256_set1_epi16(1));
-}
 TANDEM_INLINE __m256i add_large(__m256i a, __m256i b, __m256i c, __m256i d) {
     const __m256i one = _mm256_set1_epi16(1);
     return transpose_add(_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one), _mm256_madd_epi16(c, one),
@@ -41,7 +33,7 @@ TANDEM_INLINE Dots dots(const Super& super, const ActGroup& x) {
 #pragma GCC unroll 8
     for (int j = 0; j < kBlocks; j++) p[j] = pairs<D>(super, x, j);
     if constexpr (8 * 127 * D::weights.largest <= 32767)
-        return dots_of_lanes(add_small(p[0], p[1], p[2], p[3]), add_small(p[4], p[5], p[6], p[7]));
+        return dots_of_lanes(transpose_add16(p[0], p[1], p[2], p[3]), transpose_add16(p[4], p[5], p[6], p[7]));
     return dots_of_lanes(add_large(p[0], p[1], p[2], p[3]), add_large(p[4], p[5], p[6], p[7]));
 }
 template <class D>
@@ -65,11 +57,14 @@ constexpr TileForm tile_form() {
                                            : 1};
 }
 
-// Measured on Zen 3: where weights are quickly decoded, decoding them again for every two input rows is long the cheaper way.
+// Measured on Zen 3, Q2_K and TQ2_0 on an Intel Xeon: where weights are quickly decoded, decoding them again for every two input
+// rows is long the cheaper way.
 template <class T>
 constexpr int64_t tile_from() {
     if constexpr (std::is_same_v<T, IQ3_S>) return 3;
     if constexpr (std::is_same_v<T, Q6_K> || std::is_same_v<T, Q8_0>) return 12;
+    if constexpr (std::is_same_v<T, TQ2_0>) return 16;
+    if constexpr (std::is_same_v<T, Q2_K>) return 32;
     return 8;
 }
 

@@ -64,10 +64,7 @@ struct Decoder<Q2_0> {
     static constexpr Weights weights = {.offset = 1, .largest = 3};
     TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
         for (int j = 0; j < kBlocks; j++) {
-            const uint64_t bytes = load_u64(p + 18 * (j / 2) + 2 + 8 * (j % 2));
-            const __m256i fours = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes)));
-            const __m256i twos = _mm256_or_si256(fours, _mm256_slli_epi32(fours, 6));
-            out.w[j] = _mm256_and_si256(_mm256_or_si256(twos, _mm256_slli_epi32(twos, 12)), _mm256_set1_epi8(3));
+            out.w[j] = fields_in_order(load_u64(p + 18 * (j / 2) + 2 + 8 * (j % 2)));
         }
         const auto at = [p](int b) { return static_cast<short>(load_u16(p + 18 * b)); };
         out.d = _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(0), at(1), at(1), at(2), at(2), at(3), at(3)));

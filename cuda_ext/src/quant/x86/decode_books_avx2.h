@@ -6,8 +6,6 @@
 namespace tandem::quant {
 namespace {
 
-constexpr auto kBookIq2Xxs = spell_out<uint64_t>(kGridIq2Xxs, iq2_level);
-constexpr auto kBookIq2Xs = spell_out<uint64_t>(kGridIq2Xs, iq2_level);
 constexpr auto kBookIq3Xxs = spell_out<uint32_t>(kGridIq3Xxs, iq3_xxs_level);
 constexpr auto kBookIq3S = spell_out<uint32_t>(kGridIq3S, iq3_s_level);
 
@@ -51,9 +49,7 @@ struct Decoder<IQ2_XXS> {
     static constexpr Weights weights = {.offset = 43, .largest = 86};
     TANDEM_INLINE static void decode(const uint8_t* p, Super& out) {
         const auto& b = *reinterpret_cast<const IQ2_XXS::Block*>(p);
-        // The second word of each block: of 0, 4, 1, 5, 2, 6, 3, 7, then in order.
-        const __m256i mixed = _mm256_blend_epi32(_mm256_srli_epi64(load256(b.qs), 32), load256(b.qs + 32), 0xaa);
-        const __m256i tops = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+        const __m256i tops = second_words(b.qs);
         const SignWords signs(complete_signs(spread_sevens(tops)));
         for (int j = 0; j < kBlocks; j++)
             out.w[j] = apply_signs(four_patterns_of(kBookIq2Xxs, b.qs + 8 * j), signs.of[j], weights.offset);
@@ -70,11 +66,10 @@ struct Decoder<IQ2_XS> {
         alignas(32) uint16_t numbers[32];
         for (int h = 0; h < 2; h++)
             _mm256_store_si256(reinterpret_cast<__m256i*>(numbers + 16 * h), _mm256_and_si256(q[h], _mm256_set1_epi16(511)));
-        const __m256i sevens = _mm256_packus_epi16(_mm256_srli_epi16(q[0], 9), _mm256_srli_epi16(q[1], 9));
-        const SignWords signs(complete_signs(_mm256_permute4x64_epi64(sevens, 0xd8)));
+        const SignWords signs(complete_signs(upper_sevens(q[0], q[1])));
         for (int j = 0; j < kBlocks; j++)
             out.w[j] = apply_signs(four_patterns_of(kBookIq2Xs, numbers + 4 * j), signs.of[j], weights.offset);
-        odd_half_scales(b.scales, out);
+        set_half_scales(odd_half_scales(b.scales), out);
         out.d = eighth(broadcast_f16(b.d));
     }
 };

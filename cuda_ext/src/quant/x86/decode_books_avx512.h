@@ -61,14 +61,16 @@ TANDEM_INLINE void store_signed(const __m512i* values, const uint8_t* signs, int
         _mm512_store_si512(out.w + 2 * i, _mm512_mask_sub_epi8(values[i], load_u64(signs + 8 * i), twice, values[i]));
 }
 
-// The signs of a super-block, 32 bytes; from seven bits each.
+// signs_of_seven of every byte.
+TANDEM_INLINE __m256i complete_signs(__m256i sevens) {
+    const __m256i parity = _mm256_and_si256(_mm256_slli_epi16(_mm256_popcnt_epi8(sevens), 7), _mm256_set1_epi8(-128));
+    return _mm256_or_si256(sevens, parity);
+}
+// The signs of a super-block.
 struct alignas(32) SignBytes {
     uint8_t bytes[32];
 
-    explicit SignBytes(__m256i sevens) {
-        const __m256i parity = _mm256_and_si256(_mm256_slli_epi16(_mm256_popcnt_epi8(sevens), 7), _mm256_set1_epi8(-128));
-        _mm256_store_si256(reinterpret_cast<__m256i*>(bytes), _mm256_or_si256(sevens, parity));
-    }
+    explicit SignBytes(__m256i signs) { _mm256_store_si256(reinterpret_cast<__m256i*>(bytes), signs); }
 };
 // Per 32 bits four times seven bits side by side, to a byte each.
 TANDEM_INLINE __m256i spread_sevens(__m256i v) {
@@ -128,7 +130,7 @@ struct Decoder<IQ2_XXS> {
             _mm512_permutexvar_epi32(_mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 0, 0, 0, 0, 0, 0, 0, 0), q));
         const __m512i fields =
             _mm512_mask_blend_epi8(kOddBytes, look_up(kPlanesIq2Xxs[0], numbers), look_up(kPlanesIq2Xxs[1], numbers));
-        store_iq2(fields, SignBytes(spread_sevens(tops)), out);
+        store_iq2(fields, SignBytes(complete_signs(spread_sevens(tops))), out);
         out.d = odd_scales(eighth(broadcast_f16(b.d)), _mm256_srli_epi32(tops, 28));
     }
 };
@@ -145,8 +147,8 @@ struct Decoder<IQ2_XS> {
         const uint64_t ninth = _mm512_test_epi8_mask(high, _mm512_set1_epi8(1));
         const __m512i fields =
             _mm512_mask_blend_epi8(kOddBytes, look_up(kPlanesIq2Xs[0], numbers, ninth), look_up(kPlanesIq2Xs[1], numbers, ninth));
-        store_iq2(fields, SignBytes(_mm512_cvtepi16_epi8(_mm512_srli_epi16(q, 9))), out);
-        odd_half_scales(b.scales, out);
+        store_iq2(fields, SignBytes(complete_signs(_mm512_cvtepi16_epi8(_mm512_srli_epi16(q, 9)))), out);
+        set_half_scales(odd_half_scales(b.scales), out);
         out.d = eighth(broadcast_f16(b.d));
     }
 };
@@ -162,7 +164,7 @@ struct Decoder<IQ3_XXS> {
         __m512i values[4];
         spread_nibbles(look_up(kPlanesIq3Xxs[0], numbers), look_up(kPlanesIq3Xxs[1], numbers), values);
         for (__m512i& value : values) value = _mm512_shuffle_epi8(levels, value);
-        store_signed(values, SignBytes(spread_sevens(tops)).bytes, weights.offset, out);
+        store_signed(values, SignBytes(complete_signs(spread_sevens(tops))).bytes, weights.offset, out);
         out.d = odd_scales(_mm256_mul_ps(broadcast_f16(b.d), _mm256_set1_ps(0.25f)), _mm256_srli_epi32(tops, 28));
     }
 };

@@ -22,8 +22,10 @@ constexpr Book<Word, size> spell_out(const uint16_t (&packed)[size], Level level
     return book;
 }
 
+constexpr auto kBookIq2Xxs = spell_out<uint64_t>(kGridIq2Xxs, iq2_level);
+constexpr auto kBookIq2Xs = spell_out<uint64_t>(kGridIq2Xs, iq2_level);
 constexpr auto kBookIq2S = spell_out<uint64_t>(kGridIq2S, iq2_level);
-constexpr auto kBookIq1 = spell_out<uint64_t>(kGridIq1, [](uint16_t packed, int i) { return 8 * iq1_level(packed, i); });
+constexpr auto kBookIq1 = spell_out<uint64_t>(kGridIq1, [](uint16_t packed, int i) { return 8 * iq1_level(packed, i) + 8; });
 
 template <class Book, class Index>
 TANDEM_INLINE __m256i four_patterns(const Book& book, Index index) {
@@ -36,12 +38,25 @@ TANDEM_INLINE __m256i apply_signs(__m256i patterns, uint32_t signs, int offset) 
     const __m256i weights = _mm256_sub_epi8(_mm256_xor_si256(patterns, negative), negative);
     return _mm256_add_epi8(weights, _mm256_set1_epi8(static_cast<char>(offset)));
 }
+// The second of every two words of 64 bytes.
+TANDEM_INLINE __m256i second_words(const uint8_t* p) {
+    const __m256i mixed = _mm256_blend_epi32(_mm256_srli_epi64(load256(p), 32), load256(p + 32), 0xaa);  // 0, 4, 1, 5, 2, 6, 3, 7
+    return _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+}
+// The upper seven bits of 32 words, to a byte each.
+TANDEM_INLINE __m256i upper_sevens(__m256i first, __m256i last) {
+    return _mm256_permute4x64_epi64(_mm256_packus_epi16(_mm256_srli_epi16(first, 9), _mm256_srli_epi16(last, 9)), 0xd8);
+}
+
+// 2 s + 1 of words.
+TANDEM_INLINE __m256i odd_words(__m256i s) {
+    return _mm256_add_epi16(_mm256_add_epi16(s, s), _mm256_set1_epi16(1));
+}
 // Sixteen four-bit numbers s, low nibbles first, as scales 2 s + 1.
-TANDEM_INLINE void odd_half_scales(const uint8_t* nibbles, Super& out) {
+TANDEM_INLINE __m256i odd_half_scales(const uint8_t* nibbles) {
     const __m128i v = _mm_cvtsi64_si128(static_cast<long long>(load_u64(nibbles))), low = _mm_set1_epi8(15);
     const __m128i bytes = _mm_unpacklo_epi8(_mm_and_si128(v, low), _mm_and_si128(_mm_srli_epi16(v, 4), low));
-    const __m256i s = _mm256_cvtepu8_epi16(bytes);
-    set_half_scales(_mm256_add_epi16(_mm256_add_epi16(s, s), _mm256_set1_epi16(1)), out);
+    return odd_words(_mm256_cvtepu8_epi16(bytes));
 }
 // d * (2 s + 1) of eight blocks, s >= 0.
 TANDEM_INLINE __m256 odd_scales(__m256 d, __m256i s) {
@@ -60,7 +75,7 @@ struct Decoder<IQ2_S> {
             const __m256i patterns = four_patterns(kBookIq2S, [&](int k) { return b.qs[4 * j + k] | (b.qh[j] >> 2 * k & 3) << 8; });
             out.w[j] = apply_signs(patterns, load_u32(b.signs + 4 * j), weights.offset);
         }
-        odd_half_scales(b.scales, out);
+        set_half_scales(odd_half_scales(b.scales), out);
         out.d = eighth(broadcast_f16(b.d));
     }
 };
@@ -73,7 +88,7 @@ struct Decoder<IQ1_S> {
         for (int j = 0; j < kBlocks; j++) {
             const uint32_t high = load_u16(b.qh + 2 * j);
             const __m256i patterns = four_patterns(kBookIq1, [&](int k) { return b.qs[4 * j + k] | (high >> 3 * k & 7) << 8; });
-            out.w[j] = _mm256_add_epi8(patterns, _mm256_set1_epi8(static_cast<char>(weights.offset + (high & 0x8000 ? -1 : 1))));
+            out.w[j] = _mm256_add_epi8(patterns, _mm256_set1_epi8(static_cast<char>(high & 0x8000 ? 0 : 2)));
         }
         const __m256i s = _mm256_and_si256(_mm256_srli_epi32(_mm256_cvtepu16_epi32(load128(b.qh)), 12), _mm256_set1_epi32(7));
         out.d = odd_scales(eighth(broadcast_f16(b.d)), s);
@@ -91,16 +106,18 @@ struct Decoder<IQ1_M> {
             const auto shift = [&](int k) { return high >> 4 * k & 8 ? kDown : kUp; };
             out.w[j] = _mm256_add_epi8(patterns, _mm256_setr_epi64x(shift(0), shift(1), shift(2), shift(3)));
         }
-        // Four three-bit scales in each of four 16-bit words, to sixteen words.
+        set_half_scales(scales_of(b), out);
+        out.d = _mm256_set1_ps(f16_float(IQ1_M::d_bits(b)) * 0.125f);
+    }
+    static constexpr long long kUp = 0x0202020202020202ll, kDown = 0;
+    // Four three-bit scales in each of four 16-bit words, to sixteen words.
+    TANDEM_INLINE static __m256i scales_of(const IQ1_M::Block& b) {
         const __m256i words = _mm256_shuffle_epi8(
             _mm256_broadcastsi128_si256(_mm_cvtsi64_si128(static_cast<long long>(load_u64(b.scales)))),
             _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5, 6, 7, 6, 7, 6, 7, 6, 7));
         const __m256i to_top = _mm256_set1_epi64x(0x0010008004002000ll);  // times 2^13, 2^10, 2^7, 2^4
-        const __m256i s = _mm256_srli_epi16(_mm256_mullo_epi16(words, to_top), 13);
-        set_half_scales(_mm256_add_epi16(_mm256_add_epi16(s, s), _mm256_set1_epi16(1)), out);
-        out.d = _mm256_set1_ps(f16_float(IQ1_M::d_bits(b)) * 0.125f);
+        return odd_words(_mm256_srli_epi16(_mm256_mullo_epi16(words, to_top), 13));
     }
-    static constexpr long long kUp = 0x0a0a0a0a0a0a0a0all, kDown = 0x0808080808080808ll;  // offset + 1, offset - 1
 };
 
 }  // namespace

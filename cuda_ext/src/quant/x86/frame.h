@@ -24,6 +24,15 @@ TANDEM_INLINE __m256i transpose_add(__m256i a, __m256i b, __m256i c, __m256i d) 
     return add_mixed32(mix_quarters(add_mixed32(mix_halves(a, c)), add_mixed32(mix_halves(b, d))));
 }
 
+TANDEM_INLINE __m256i add_mixed16(Mixed m) {
+    return _mm256_add_epi16(m.straight, m.crossed);
+}
+// transpose_add of int16 pairs, where sums of eight products still fit int16.
+TANDEM_INLINE __m256i transpose_add16(__m256i a, __m256i b, __m256i c, __m256i d) {
+    const Mixed all = mix_quarters(add_mixed16(mix_halves(a, c)), add_mixed16(mix_halves(b, d)));
+    return _mm256_madd_epi16(add_mixed16(all), _mm256_set1_epi16(1));
+}
+
 // Per 128-bit lane one int32 of each of four blocks; lower lanes are of the first sixteen values.
 TANDEM_INLINE Dots dots_of_lanes(__m256i blocks0123, __m256i blocks4567) {
     return {_mm256_permute2x128_si256(blocks0123, blocks4567, 0x20), _mm256_permute2x128_si256(blocks0123, blocks4567, 0x31)};
@@ -69,9 +78,11 @@ TANDEM_INLINE __m256 terms_of(const Super& super, const ActGroup& x) {
     return _mm256_mul_ps(_mm256_load_ps(x.d), value);
 }
 
+// Of eight vectors, `stride` apart.
+template <int stride>
 TANDEM_INLINE __m256 tree_of_term_vectors(const __m256* t) {
-    return _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(t[0], t[1]), _mm256_add_ps(t[2], t[3])),
-                         _mm256_add_ps(_mm256_add_ps(t[4], t[5]), _mm256_add_ps(t[6], t[7])));
+    const auto two = [t](int i) { return _mm256_add_ps(t[i * stride], t[(i + 1) * stride]); };
+    return _mm256_add_ps(_mm256_add_ps(two(0), two(2)), _mm256_add_ps(two(4), two(6)));
 }
 TANDEM_INLINE float tree_of_place_vector(__m256 a) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -87,6 +98,10 @@ struct Row {
     float* out;  // one value per input row, out_stride apart
     int64_t out_stride;
 };
+
+constexpr int64_t supers_of(int64_t num_values) {
+    return (num_values + kSuper - 1) / kSuper;
+}
 
 template <class T>
 constexpr int64_t kSuperBytes = kSuper / T::block_values * static_cast<int64_t>(sizeof(typename T::Block));
@@ -111,29 +126,36 @@ TANDEM_INLINE void fetch_ahead(const uint8_t* row, int64_t super) {
         _mm_prefetch(reinterpret_cast<const char*>(row + super * kSuperBytes<T> + kAhead + line), _MM_HINT_T0);
 }
 
-// `num_x` input rows from `first` on.
-template <class T, int num_x>
-void dot_block_inputs(const Row& row, int first) {
-    const ActRow* x = row.x + first;
-    const int64_t num_supers = (row.num_values + kSuper - 1) / kSuper;
+// `num_x` input rows from `first` on. terms(super-block's bytes, its index, out): the terms of its places for each of them.
+template <class T, int num_x, class Terms>
+TANDEM_INLINE void add_terms(const Row& row, int first, Terms terms_of_super) {
+    const int64_t num_supers = supers_of(row.num_values);
     uint8_t rest[kSuperBytes<T>];
-    __m256 places[num_x], terms[num_x][kTree];
+    __m256 places[num_x], terms[kTree][num_x];
     for (__m256& place : places) place = _mm256_setzero_ps();
     for (int64_t begin = 0; begin < num_supers; begin += kTree) {
         const int count = static_cast<int>(num_supers - begin < kTree ? num_supers - begin : kTree);
         for (int s = 0; s < count; s++) {
             fetch_ahead<T>(row.weights, begin + s);
-            Super super;
-            Decoder<T>::decode(super_at<T>(row.weights, row.num_values, begin + s, rest), super);
-#pragma GCC unroll 4
-            for (int n = 0; n < num_x; n++) terms[n][s] = terms_of<T>(super, x[n].groups[begin + s]);
+            terms_of_super(super_at<T>(row.weights, row.num_values, begin + s, rest), begin + s, terms[s]);
         }
         for (int n = 0; n < num_x; n++) {
-            for (int s = count; s < kTree; s++) terms[n][s] = _mm256_setzero_ps();
-            places[n] = _mm256_add_ps(places[n], tree_of_term_vectors(terms[n]));
+            for (int s = count; s < kTree; s++) terms[s][n] = _mm256_setzero_ps();
+            places[n] = _mm256_add_ps(places[n], tree_of_term_vectors<num_x>(&terms[0][n]));
         }
     }
     for (int n = 0; n < num_x; n++) row.out[(first + n) * row.out_stride] = tree_of_place_vector(places[n]);
+}
+
+template <class T, int num_x>
+void dot_block_inputs(const Row& row, int first) {
+    const ActRow* x = row.x + first;
+    add_terms<T, num_x>(row, first, [x](const uint8_t* bytes, int64_t index, __m256* terms) {
+        Super super;
+        Decoder<T>::decode(bytes, super);
+#pragma GCC unroll 4
+        for (int n = 0; n < num_x; n++) terms[n] = terms_of<T>(super, x[n].groups[index]);
+    });
 }
 
 template <class T>

@@ -27,7 +27,7 @@ struct Rows {
 };
 
 template <class RowFunction>
-void dot_singly(const Rows& rows, RowFunction dot_row) {
+TANDEM_INLINE void dot_singly(const Rows& rows, RowFunction dot_row) {
     for (int64_t r = 0; r < rows.num_rows; r++)
         dot_row(Row{rows.weights + static_cast<size_t>(r) * rows.stride, rows.num_values, rows.x, static_cast<int>(rows.num_x),
                     rows.out + r, rows.out_stride});
@@ -36,6 +36,29 @@ void dot_singly(const Rows& rows, RowFunction dot_row) {
 template <class T>
 void dot_floats(const Rows& rows) {
     dot_singly(rows, dot_float_row<T>);
+}
+
+template <class T, int num_x>
+void dot_turned(const Rows& rows, int first) {
+    TurnedGroup turned[num_x][kMaxTurned];
+    for (int n = 0; n < num_x; n++)
+        for (int64_t s = 0; s < supers_of(rows.num_values); s++)
+            turn(rows.x[first + n].groups[s], Turned<T>::turning, turned[n][s]);
+    dot_singly(rows, [&](const Row& row) { dot_turned_row<T, num_x>(row, first, turned); });
+}
+
+// Without tiles: for input rows by twos.
+template <class T>
+void dot_few(const Rows& rows) {
+    if constexpr (HasTurned<T>) {
+        if (supers_of(rows.num_values) <= kMaxTurned) {
+            int x = 0;
+            for (; x + 2 <= rows.num_x; x += 2) dot_turned<T, 2>(rows, x);
+            if (x < rows.num_x) dot_turned<T, 1>(rows, x);
+            return;
+        }
+    }
+    dot_singly(rows, dot_block_row<T>);
 }
 
 template <class T>
@@ -48,7 +71,7 @@ void dot_blocks(const Rows& rows) {
                                                    rows.num_values, rows.x + x,
                                                    static_cast<int>(rows.num_x - x < kMaxTileX ? rows.num_x - x : kMaxTileX),
                                                    rows.out + x * rows.out_stride + tiled, rows.out_stride);
-    dot_singly(rows.from_row(tiled, rows.num_rows - tiled), dot_block_row<T>);
+    if (tiled < rows.num_rows) dot_few<T>(rows.from_row(tiled, rows.num_rows - tiled));
 }
 
 void dot(Type type, const uint8_t* weights, size_t row_stride, int64_t num_rows, int64_t num_values, const ActRow* x, int64_t num_x,

@@ -57,6 +57,12 @@ TANDEM_INLINE __m128i eight_nibbles(const uint8_t* p) {
     const __m128i v = _mm_cvtsi32_si128(static_cast<int>(load_u32(p))), low = _mm_set1_epi8(15);
     return _mm_unpacklo_epi8(_mm_and_si128(v, low), _mm_and_si128(_mm_srli_epi16(v, 4), low));
 }
+// Eight bytes as their fields of two bits.
+TANDEM_INLINE __m256i fields_in_order(uint64_t bytes) {
+    const __m256i fours = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes)));
+    const __m256i twos = _mm256_or_si256(fours, _mm256_slli_epi32(fours, 6));
+    return _mm256_and_si256(_mm256_or_si256(twos, _mm256_slli_epi32(twos, 12)), _mm256_set1_epi8(3));
+}
 // 32 bits as bytes of 0 or -1.
 TANDEM_INLINE __m256i masks_of_bits(uint32_t bits) {
     const __m256i spread =
