@@ -29,11 +29,7 @@ __device__ __forceinline__ void score_tile(const Value* keys, const float* query
     using Pair = typename KvValues<Value>::Pair;
     const Pair* pairs = reinterpret_cast<const Pair*>(keys) + lane;
     float2 sums[kNum] = {};
-    constexpr int kGroup = KvValues<Value>::kGroup;
-#pragma unroll 1
-    for (int begin = 0; begin < head_dim; begin += kGroup) {
-        const auto scales = key_scales(keys, head_dim, begin / kGroup, lane);
-        const int end = min(begin + kGroup, head_dim);
+    const auto add_dimensions = [&](int begin, int end, const auto& scales) {
 #pragma unroll 4
         for (int d = begin; d < end; d += 4) {
             float2 key[4];
@@ -50,6 +46,13 @@ __device__ __forceinline__ void score_tile(const Value* keys, const float* query
                 }
             }
         }
+    };
+    if constexpr (kHasScales<Value>) {
+#pragma unroll 1
+        for (int begin = 0; begin < head_dim; begin += kKvGroup)
+            add_dimensions(begin, min(begin + kKvGroup, head_dim), key_scales(keys, head_dim, begin / kKvGroup, lane));
+    } else {
+        add_dimensions(0, head_dim, NoScales{});
     }
 #pragma unroll
     for (int q = 0; q < kNum; q++) {
@@ -138,7 +141,7 @@ __device__ __forceinline__ void mix_tile(const Value* tile, int pair, int head_d
     const Value* values = tile + 2 * pair;
     const auto add_step = [&](int begin, const auto& sees) {
         Pair pairs[kStep];
-        const ValueScales<Value, kStep> scales(tile, head_dim, 2 * pair / KvValues<Value>::kGroup, begin);
+        const ValueScales<Value, kStep> scales(tile, head_dim, 2 * pair / kKvGroup, begin);
 #pragma unroll
         for (int i = 0; i < kStep; i++) pairs[i] = *reinterpret_cast<const Pair*>(values + (begin + i) * head_dim);
 #pragma unroll

@@ -11,8 +11,7 @@ namespace tandem::cuda {
 constexpr int kWarpLanes = 32;
 constexpr uint32_t kWholeWarp = ~0u;
 
-// A value of the cache: rounded once on its way in, exact on its way out. Pair: two neighbours; Scales: what widens one, of kGroup
-// dimensions alike.
+// A value of the cache: rounded once on its way in, exact on its way out. Pair: two neighbours; Scales: what widens one.
 template <class Value>
 struct KvValues;
 
@@ -23,7 +22,6 @@ struct KvValues<__half> {
     using Pair = __half2;
     using Scales = NoScales;
     static constexpr KvType kType = KvType::f16;
-    static constexpr int kGroup = kMaxHeadDim;
     static __device__ __forceinline__ __half narrow(float x) { return __float2half_rn(x); }
     static __device__ __forceinline__ float2 widen(const Pair& pair, const Scales&) {
         return {__low2float(pair), __high2float(pair)};
@@ -35,7 +33,6 @@ struct KvValues<float> {
     using Pair = float2;
     using Scales = NoScales;
     static constexpr KvType kType = KvType::f32;
-    static constexpr int kGroup = kMaxHeadDim;
     static __device__ __forceinline__ float narrow(float x) { return x; }
     static __device__ __forceinline__ float2 widen(const Pair& pair, const Scales&) { return pair; }
 };
@@ -49,7 +46,6 @@ struct KvValues<int8_t> {
         float2 shift;
     };
     static constexpr KvType kType = KvType::int8;
-    static constexpr int kGroup = kKvGroup;
     static constexpr float kBias = 32768.0f;
 
     static __device__ __forceinline__ Scales scales(const __half2& halves) {
@@ -89,14 +85,9 @@ __device__ __forceinline__ const __half* scales_behind(const Value* values, int 
 }
 
 // Of a lane's positions 2 lane and 2 lane + 1, for the dimensions of group `group`.
-template <class Value>
-__device__ __forceinline__ typename KvValues<Value>::Scales key_scales(const Value* tile, int head_dim, int group, int lane) {
-    if constexpr (kHasScales<Value>) {
-        const __half* scales = scales_behind(tile, kKvTile * head_dim) + group * kKvTile;
-        return KvValues<Value>::scales(reinterpret_cast<const __half2*>(scales)[lane]);
-    } else {
-        return {};
-    }
+__device__ __forceinline__ KvValues<int8_t>::Scales key_scales(const int8_t* tile, int head_dim, int group, int lane) {
+    const __half* scales = scales_behind(tile, kKvTile * head_dim) + group * kKvTile;
+    return KvValues<int8_t>::scales(reinterpret_cast<const __half2*>(scales)[lane]);
 }
 
 // Of kNum neighbouring positions, for the dimensions of one group; kNum a multiple of 8.
