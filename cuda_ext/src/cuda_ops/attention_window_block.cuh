@@ -157,13 +157,14 @@ __device__ __forceinline__ int64_t tile_at(const WindowBlock<Value, kQueries, kD
 template <bool of_keys, class Value>
 __device__ __forceinline__ int unit_place(int unit, int head_dim) {
     constexpr int kUnit = kCopyBytes / sizeof(Value), kKeyUnits = kKvTile / kUnit, kScaleUnit = kCopyBytes / sizeof(__half);
-    const int value_units = head_dim / kUnit, tile_units = tile_values<Value>(head_dim) / kUnit;
+    const int value_units = head_dim / kUnit;
     if constexpr (kHasScales<Value>) {
-        const int tile = unit / tile_units, within = unit - tile * tile_units, scales = within - kKvTile * value_units;
+        const int tile_units = tile_values<Value>(head_dim) / kUnit, tile = unit / tile_units, within = unit - tile * tile_units,
+                  scales = within - kKvTile * value_units;
         if (scales >= 0) return tile * kKvTile + scales % (kKvTile / kScaleUnit) * kScaleUnit;
         return tile * kKvTile + (of_keys ? within % kKeyUnits * kUnit : within / value_units);
     }
-    return of_keys ? unit / tile_units * kKvTile + unit % kKeyUnits * kUnit : unit / value_units;
+    return of_keys ? unit / (kKvTile * value_units) * kKvTile + unit % kKeyUnits * kUnit : unit / value_units;
 }
 
 // Starts the copy of the old keys (or values) of a chunk: of tiles `first`.. those 16-byte units that hold a position before

@@ -63,15 +63,15 @@ struct KvValues<int8_t> {
 template <class Value>
 constexpr bool kHasScales = kv_scale_bytes(KvValues<Value>::kType) > 0;
 
-// From one tile to the next, in values.
-template <class Value>
-__host__ __device__ constexpr int tile_values(int head_dim) {
-    return kv_tile_bytes(KvValues<Value>::kType, head_dim) / static_cast<int>(sizeof(Value));
-}
-// Of a position that lies alone: its values, then its scales.
+// Of one position: its values, then its scales, counted in values.
 template <class Value>
 __host__ __device__ constexpr int row_values(int head_dim) {
-    return kv_row_bytes(KvValues<Value>::kType, head_dim) / static_cast<int>(sizeof(Value));
+    return head_dim + kv_groups(head_dim) * (kv_scale_bytes(KvValues<Value>::kType) / static_cast<int>(sizeof(Value)));
+}
+// From one tile to the next.
+template <class Value>
+__host__ __device__ constexpr int tile_values(int head_dim) {
+    return kKvTile * row_values<Value>(head_dim);
 }
 
 // The scales behind `num` values of a tile or of a row that has them.
