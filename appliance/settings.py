@@ -96,7 +96,9 @@ class Settings(BaseModel):
     chunk: int | None = Field(
         None, ge=8, le=8192, description="Prompt tokens computed in one go. Left out: 2048 on GPUs, 512 on host cards."
     )
-    kv_type: Literal["f16", "f32"] = Field("f16", description="Type of the key/value cache.")
+    kv_type: Literal["f16", "f32", "int8"] = Field(
+        "f16", description="Type of the key/value cache. int8 takes half the memory of f16, and answers may change a little."
+    )
     slots: int | None = Field(None, ge=0, description="Expert slots per card. Left out: what the card's memory allows.")
     card_memory_mib: int | None = Field(
         None,

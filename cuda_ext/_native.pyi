@@ -171,6 +171,8 @@ class KvType(enum.Enum):
 
     f32 = 1
 
+    int8 = 2
+
 class Gating(enum.Enum):
     softmax = 0
 

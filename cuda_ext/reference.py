@@ -24,6 +24,7 @@ Dot = Callable[[Floats, Floats], Floats]
 """Rows of weights [num, columns] and one input [columns] -> [num], in the order of some weight type."""
 
 KV_TILE = 64
+KV_GROUP = 64
 ATTENTION_SPAN = 256
 _CHAINS = 32
 _BLOCK = 32
@@ -31,6 +32,7 @@ _PLACES = 8
 _GROUP = _BLOCK * _PLACES
 _TREE = 8
 _SMALLEST = F32(2.0**-100)
+_MOST_HALF = 65504
 _FLOAT_TYPES = (0, 1, 30)
 _MINIMA_FIELDS = {3: (20, 0, 2), 7: (24, 0, 2), 10: (84, 80, 82), 12: (144, 0, 2), 13: (176, 0, 2)}
 """Q4_1, Q5_1, Q2_K, Q4_K, Q5_K: bytes of a block, offsets of the f16 scale and of the f16 minimum in it."""
@@ -250,8 +252,29 @@ def rotate(heads: Floats, gamma: Floats | None, eps: float, turned: Floats) -> F
 def rotary(
     query: Floats, key: Floats, query_gamma: Floats | None, key_gamma: Floats | None, eps: float, turned: Floats, stored_as: type
 ) -> tuple[Floats, Floats]:
-    """Rotated queries, and rotated keys as the cache holds them: `stored_as` is np.float16 or np.float32."""
-    return rotate(query, query_gamma, eps, turned), rotate(key, key_gamma, eps, turned).astype(stored_as).astype(F32)
+    """Rotated queries, and rotated keys as a cache of `stored_as` gives them back."""
+    return rotate(query, query_gamma, eps, turned), stored(rotate(key, key_gamma, eps, turned), stored_as)
+
+
+def stored(x: Floats, stored_as: type) -> Floats:
+    """Rows [..., head_dim] of heads as the cache gives them back: `stored_as` is np.float32, np.float16 or np.int8."""
+    if stored_as is not np.int8:
+        return x.astype(stored_as).astype(F32)
+    groups = [np.asarray(x[..., first : first + KV_GROUP]) for first in range(0, x.shape[-1], KV_GROUP)]
+    return np.concatenate([q.astype(F32) * scale.astype(F32) for q, scale in map(quantise_kv, groups)], axis=-1)
+
+
+def quantise_kv(x: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Groups [..., values] as int8 of that shape and their scales [..., 1], in the rule of ops/kv_cache.h."""
+    is_finite = np.isfinite(x).all(-1, keepdims=True)
+    amax = np.abs(np.where(is_finite, x, F32(0))).max(-1, keepdims=True)
+    is_zero = amax < _SMALLEST
+    exact = np.where(is_zero, F32(0), np.minimum(amax / F32(127), F32(_MOST_HALF)))
+    nearest = exact.astype(np.float16)
+    scale = np.where(nearest.astype(F32) < exact, np.nextafter(nearest, np.float16(_MOST_HALF)), nearest)
+    inverse = np.where(is_zero, F32(0), F32(1) / np.where(is_zero, F32(1), scale.astype(F32)))
+    q = np.rint(np.clip(np.where(is_finite, x, F32(0)) * inverse, F32(-127), F32(127)))
+    return q.astype(np.int8), np.where(is_finite, scale, np.float16(np.nan))
 
 
 def attention(query: Floats, keys: Floats, values: Floats, position: int, scale: float) -> Floats:

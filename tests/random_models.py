@@ -34,6 +34,7 @@ from appliance.memory.plan import Machine, PlanRequest, make_plan
 from appliance.memory.policy import Policy, Share
 from appliance.memory.profile import Profile
 from appliance.memory.slots import deal_slots
+from appliance.memory.workspace import KvType
 from appliance.models.config import read_config
 from tests.gguf_writing import (
     TYPES_BY_NAME,
@@ -123,7 +124,7 @@ def open_runner(
     chunk: int = 32,
     max_logits: int | None = None,
     context: int | None = None,
-    kv_type: str = "f32",
+    kv_type: KvType = "f32",
     num_threads: int = 1,
     isa: str = "auto",
     max_swaps: int = 0,
@@ -140,8 +141,7 @@ def open_runner(
     """A runner on a card of its own. `max_logits`: rows whose logits one run can give; all of a chunk by default."""
     loaded = open_gguf(model.path)
     config = read_config(loaded)
-    assert kv_type in ("f16", "f32")
-    request = PlanRequest((card,), context or model.shape.context, chunk, "f16" if kv_type == "f16" else "f32", slots, None)
+    request = PlanRequest((card,), context or model.shape.context, chunk, kv_type, slots, None)
     with open_arena(model, shm_dir, for_gpu=card.startswith("cuda:")) as arena:
         plan = make_plan(config, loaded.tensors, arena.layout, request, ANY_MACHINE)
         sizes = GraphSizes(plan.chunk, plan.chunk if max_logits is None else max_logits, plan.context, plan.kv_type)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from appliance.memory.workspace import KvType
 from tests.arena_rig import shm_folder
 from tests.gguf_writing import ModelShape
 from tests.random_models import (
@@ -32,6 +33,7 @@ MAX_F32_DIFFERENCE = 1.5e-5
 MAX_KL = 7e-3
 MAX_MEAN_DIFFERENCE = 3e-2
 NUM_GREEDY = 64
+KV_TYPES: tuple[KvType, ...] = ("f32", "f16", "int8")
 TOP = 20
 
 USUAL = ModelShape(layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, experts=16, top_k=4, width=256, vocab=320, context=256)
@@ -65,7 +67,7 @@ def test_float32_models_agree_with_transformers(shape: ModelShape, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32"])
-def test_float32_models_agree_with_llama_cpp(kv_type: str, tmp_path: Path, shm_dir: Path) -> None:
+def test_float32_models_agree_with_llama_cpp(kv_type: KvType, tmp_path: Path, shm_dir: Path) -> None:
     model = write_random_model(tmp_path / "m.gguf", USUAL)
     prompt = prompt_of(USUAL)
     answer = llama_answer(model, prompt, NUM_GREEDY, TOP)
@@ -74,6 +76,18 @@ def test_float32_models_agree_with_llama_cpp(kv_type: str, tmp_path: Path, shm_d
         ours = log_softmax(prefill(runner, prompt, num_logits=1)[-1:])[0]
     worst = max(abs(ours[token] - logprob) for token, logprob in answer.logprobs[0].items())
     assert worst <= (2e-5 if kv_type == "f32" else 5e-3)
+
+
+def test_int8_keys_and_values_move_logits_by_less_than_a_hundredth(tmp_path: Path, shm_dir: Path) -> None:
+    """In the median of a prompt's rows: where rounding turns a router, more moves."""
+    model = write_random_model(tmp_path / "m.gguf", USUAL)
+    logits = {}
+    for kv_type in KV_TYPES:
+        with open_runner(model, shm_dir, kv_type=kv_type, chunk=64) as runner:
+            logits[kv_type] = prefill(runner, prompt_of(USUAL, 200), num_logits=64)
+    spread = logits["f32"].std()
+    rows = {kv_type: np.sqrt(((logits[kv_type] - logits["f32"]) ** 2).mean(1)) / spread for kv_type in KV_TYPES}
+    assert 0 < np.median(rows["f16"]) < np.median(rows["int8"]) < 0.01
 
 
 MIXES = {

@@ -14,6 +14,7 @@ from tests.op_rig import OpRig, every_isa, floats, same_bits
 
 F32_TYPE = 0
 EPS = 1e-6
+KV_KINDS = {np.float32: "f32", np.float16: "f16", np.int8: "int8"}
 
 
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> NDArray[np.float32]:
@@ -96,8 +97,8 @@ def test_angles_are_their_twin() -> None:
 
 
 @pytest.mark.parametrize("isa", every_isa())
-@pytest.mark.parametrize("kind", [np.float32, np.float16])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 3, 6), (8, 1, 40)])
+@pytest.mark.parametrize("kind", KV_KINDS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 3, 6), (8, 1, 40), (2, 1, 150)])
 def test_rotary_and_attention_are_their_twins(isa: str, kind: type, heads: int, kv_heads: int, dim: int, rng: np.random.Generator) -> None:
     """Positions run over tiles and over a span's end, with chunks of many rows and windows of few."""
     rows_at = [(0, 70), (70, 3), (73, 1), (74, 200)]
@@ -107,8 +108,9 @@ def test_rotary_and_attention_are_their_twins(isa: str, kind: type, heads: int, 
     gammas = normal(rng, dim), normal(rng, dim)
     frequencies = [10.0 ** (-i / 4) for i in range(dim // 2)]
     inputs = [rig.take(200 * n * dim * 4) for n in (heads, kv_heads, kv_heads)]
-    cache = rig.card.allocate("kv", 2 * kv_heads * 320 * dim * np.dtype(kind).itemsize)
-    kv = native.KvMemory.at(cache, native.KvType.f32 if kind is np.float32 else native.KvType.f16, kv_heads, dim, 300)
+    row_bytes = dim * np.dtype(kind).itemsize + (2 * -(-dim // reference.KV_GROUP) if kind is np.int8 else 0)
+    cache = rig.card.allocate("kv", 2 * kv_heads * 320 * row_bytes)
+    kv = native.KvMemory.at(cache, native.KvType[KV_KINDS[kind]], kv_heads, dim, 300)
     turned, out = rig.take(200 * dim * 4), rig.take(200 * heads * dim * 4)
     rig.recorder.angles(frequencies, 1.0, turned)
     rig.recorder.rotary(native.Heads(*inputs, heads, rig.give(gammas[0]), rig.give(gammas[1]), EPS, turned), kv)
@@ -123,10 +125,36 @@ def test_rotary_and_attention_are_their_twins(isa: str, kind: type, heads: int, 
 
     expected_angles = reference.angles(frequencies, 1.0, 0, total)
     rotated, keys = reference.rotary(query, key, *gammas, EPS, expected_angles, kind)
-    values = value.astype(kind).astype(np.float32)
+    values = reference.stored(value, kind)
     some = [0, 1, 63, 64, 69, 70, 72, 73, 74, 127, 255, 256, 257, 273]
     expected = np.stack([reference.attention(rotated[row : row + 1], keys, values, row, dim**-0.5)[0] for row in some])
     assert same_bits(np.concatenate(got)[some], expected)
+
+
+def test_int8_values_at_the_extremes_are_rounded_as_their_twin_has_it(rng: np.random.Generator) -> None:
+    """Scales that are subnormal halves or would overflow, blocks that are zero or nearly so, and what is not finite."""
+    dim, group = 150, reference.KV_GROUP
+    magnitudes = [1.0, 0.0, 2.0**-101, 2.0**-99, 1e-30, 1e-7, 127 * 2.0**-25, 3e-4, 127 * 2.0**-14, 8.3e6, 8.4e6, 3e38]
+    value = np.concatenate([normal(rng, len(magnitudes) + 2, 1, dim).clip(-1, 1) * np.array([[[1.0]]], np.float32)])
+    value[: len(magnitudes)] *= np.array(magnitudes, np.float32)[:, None, None]
+    value[-2, 0, 3], value[-1, 0, -1] = np.nan, -np.inf
+    rig = OpRig(len(value))
+    cache = rig.card.allocate("kv", 2 * 64 * (dim + 2 * 3))
+    kv = native.KvMemory.at(cache, native.KvType.int8, 1, dim, 64)
+    flat = rig.give(np.zeros((len(value), dim), np.float32))
+    rig.recorder.rotary(native.Heads(flat, flat, rig.give(value), 1, None, None, EPS, flat), kv)
+    rig.run(len(value))
+    values = cache.bytes()[64 * (dim + 2 * 3) :]
+    stored = values[: 64 * dim].view(np.int8).reshape(64, dim)
+    scales = values[64 * dim :].view(np.float16).reshape(3, 64)
+    for number, first in enumerate(range(0, dim, group)):
+        exact = value[:, 0, first : first + group]
+        q, scale = reference.quantise_kv(exact)
+        assert (stored[: len(value), first : first + group] == q).all()
+        assert (scales[number, : len(value)].view(np.uint16) == scale[:, 0].view(np.uint16)).all()
+        within = slice(0, magnitudes.index(8.4e6))
+        error = np.abs(q[within] * scale[within].astype(np.float64) - exact[within])
+        assert (error <= scale[within].astype(np.float64) * (0.5 + 1e-6) + 2.0**-100).all()
 
 
 @pytest.mark.parametrize("isa", every_isa())

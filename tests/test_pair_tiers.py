@@ -23,6 +23,7 @@ from appliance.gguf_file import open_gguf
 from appliance.memory.layout import arena_layout
 from appliance.memory.link_file import LinkFile, link_path, remove_unused_links
 from appliance.memory.policy import AlwaysSwap, Policy, blob_bytes_table
+from appliance.memory.workspace import KvType
 from appliance.models.config import read_config
 from tests.arena_rig import shm_folder
 from tests.engine_rig import ROOT
@@ -324,19 +325,28 @@ def test_without_space_the_file_is_refused_with_its_size(shm_dir: Path, monkeypa
 # Parked conversations with real state
 
 
-def test_a_restored_state_gives_the_bits_of_a_computed_one(model: RandomModel, shm_dir: Path, plain: Logits) -> None:
-    with open_runner(model, shm_dir, slots=SLOTS, context=150) as one, open_runner(model, shm_dir, context=140) as other:
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "int8"])
+def test_a_restored_state_gives_the_bits_of_a_computed_one(model: RandomModel, shm_dir: Path, kv_type: KvType) -> None:
+    with (
+        open_runner(model, shm_dir, slots=SLOTS, context=150, kv_type=kv_type) as one,
+        open_runner(model, shm_dir, context=140, kv_type=kv_type) as other,
+    ):
         prefill(one, PROMPT, num_logits=0)
         assert one.state_id == other.state_id
         state = np.empty(one.state_bytes(len(PROMPT)), np.uint8)
         one.save_state(len(PROMPT), state)
+        expected = prefill(one, [*PROMPT, *CONTINUATION], num_logits=one.max_rows)
         for shared in (len(PROMPT), 64, 63, 1):
             prefill(other, PROMPT[::-1], num_logits=0)
             other.load_state(shared, len(PROMPT), state)
             rest = prefill(other, [*PROMPT, *CONTINUATION][shared:], num_logits=other.max_rows, position=shared)
-            assert same_bits(rest, plain[shared:])
+            assert same_bits(rest, expected[shared:])
 
 
 def test_states_of_another_cache_type_or_model_are_told_apart(model: RandomModel, shm_dir: Path) -> None:
-    with open_runner(model, shm_dir) as one, open_runner(model, shm_dir, kv_type="f16") as half:
-        assert one.state_id != half.state_id
+    with (
+        open_runner(model, shm_dir) as one,
+        open_runner(model, shm_dir, kv_type="f16") as half,
+        open_runner(model, shm_dir, kv_type="int8") as small,
+    ):
+        assert len({one.state_id, half.state_id, small.state_id}) == 3

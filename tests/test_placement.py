@@ -14,6 +14,7 @@ from appliance.errors import MemoryBudgetError
 from appliance.gguf_file import open_gguf
 from appliance.memory.layout import arena_layout
 from appliance.memory.policy import AlwaysSwap, blob_bytes_table
+from appliance.memory.workspace import KvType
 from appliance.models.config import read_config
 from tests.arena_rig import shm_folder
 from tests.gguf_writing import ModelShape
@@ -134,10 +135,11 @@ def test_a_reused_prefix_does_not_change_a_bit(model: RandomModel, shm_dir: Path
     assert same_bits(rest, plain[40 : len(PROMPT)])
 
 
-def test_a_half_precision_cache_does_not_depend_on_chunks_either(model: RandomModel, shm_dir: Path) -> None:
-    with open_runner(model, shm_dir, kv_type="f16", chunk=64) as runner:
+@pytest.mark.parametrize("kv_type", ["f16", "int8"])
+def test_a_rounded_cache_does_not_depend_on_chunks_either(model: RandomModel, shm_dir: Path, kv_type: KvType) -> None:
+    with open_runner(model, shm_dir, kv_type=kv_type, chunk=64) as runner:
         large = all_logits(runner)
-    with open_runner(model, shm_dir, kv_type="f16", chunk=3, slots=NUM_EXPERTS) as runner:
+    with open_runner(model, shm_dir, kv_type=kv_type, chunk=3, slots=NUM_EXPERTS, isa="portable") as runner:
         assert same_bits(all_logits(runner), large)
 
 
@@ -159,16 +161,17 @@ def test_an_interrupted_chunk_leaves_the_state_before_it(model: RandomModel, shm
         assert same_bits(prefill(runner, PROMPT[50:], num_logits=25, position=50), plain[50:75])
 
 
-def test_the_card_holds_what_the_plan_says(model: RandomModel, shm_dir: Path) -> None:
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "int8"])
+def test_the_card_holds_what_the_plan_says(model: RandomModel, shm_dir: Path, kv_type: KvType) -> None:
     from appliance.memory.plan import PlanRequest, make_plan
     from appliance.memory.workspace import WINDOW_ROWS
     from tests.random_models import ANY_MACHINE
 
     gguf = open_gguf(model.path)
     config = read_config(gguf)
-    request = PlanRequest(("host:0",), SHAPE.context, 16, "f16", 7, None)
+    request = PlanRequest(("host:0",), SHAPE.context, 16, kv_type, 7, None)
     plan = make_plan(config, gguf.tensors, arena_layout(gguf, config), request, ANY_MACHINE).cards[0]
-    with open_runner(model, shm_dir, chunk=16, max_logits=WINDOW_ROWS, kv_type="f16", slots=7) as runner:
+    with open_runner(model, shm_dir, chunk=16, max_logits=WINDOW_ROWS, kv_type=kv_type, slots=7) as runner:
         assert dict(runner.plan_bytes) == {name: nbytes for name, nbytes in plan.consumers().items() if nbytes}
         assert runner.stats()["slots"] == runner.stats()["resident_experts"] == 7
 

@@ -154,6 +154,7 @@ class TestRefusals:
             (replace(REQUEST, context=256, chunk=256, slots=0), "chunk"),
             (replace(REQUEST, context=512, chunk=8, slots=24), "slots"),
             (replace(REQUEST, context=500, chunk=8, kv_type="f32", slots=0), "kv_type"),
+            (replace(REQUEST, context=500, chunk=8, kv_type="f16", slots=0), "kv_type"),
         ],
     )
     def test_the_setting_that_frees_most_is_found_by_trying(self, request_: PlanRequest, setting: str) -> None:
@@ -200,7 +201,7 @@ REQUESTS = st.builds(
     cards=st.sampled_from([("host:0",), ("host:0", "host:1")]),
     context=st.none() | st.integers(16, 4096),
     chunk=st.integers(8, 512),
-    kv_type=st.sampled_from(["f16", "f32"]),
+    kv_type=st.sampled_from(["f16", "f32", "int8"]),
     slots=st.none() | st.integers(0, 30),
     card_bytes=st.none() | st.integers(1, 64 * MIB),
 )

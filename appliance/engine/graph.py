@@ -19,9 +19,10 @@ from appliance.errors import CorruptModelError, EngineError
 from appliance.gguf_file import GgufFile, TensorInfo
 from appliance.memory.arena import Arena
 from appliance.memory.layout import ArenaLayout, is_expert_tensor
-from appliance.memory.plan import DENSE_ALIGNMENT, KvType, dense_bytes
+from appliance.memory.plan import DENSE_ALIGNMENT, dense_bytes
 from appliance.memory.workspace import (
     WINDOW_ROWS,
+    KvType,
     cuda_tables_bytes,
     cuda_workspace_bytes,
     kv_layer_bytes,
@@ -211,7 +212,7 @@ def _allocate_workspace(card: Card, parts: Mapping[str, int]) -> dict[str, nativ
 def _allocate_kv(card: Card, config: ModelConfig, sizes: GraphSizes) -> list[native.KvMemory]:
     layer_bytes = kv_layer_bytes(config, sizes.context, sizes.kv_type)
     memory = card.allocate("key/value cache", config.layers * layer_bytes)
-    kind = native.KvType.f16 if sizes.kv_type == "f16" else native.KvType.f32
+    kind = native.KvType[sizes.kv_type]
     shape = (config.kv_heads, config.head_dim, sizes.context)
     try:
         return [native.KvMemory.at(memory.part(layer * layer_bytes, layer_bytes), kind, *shape) for layer in range(config.layers)]

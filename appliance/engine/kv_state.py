@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.engine.cards import Card, GpuCard
-from appliance.memory.workspace import KV_TILE, KvType
+from appliance.memory.workspace import KV_TILE, KvType, kv_tile_bytes
 from appliance.models.config import ModelConfig
 from cuda_ext import _native as native
 
@@ -37,7 +37,7 @@ class KvState:
         """`cache`: that of each layer, on `card`."""
         self._layers = [_layer_memory(card, layer.memory, 2 * config.kv_heads) for layer in cache]
         self._num_rows = 2 * config.kv_heads
-        self._tile_bytes = KV_TILE * config.head_dim * (2 if kv_type == "f16" else 4)
+        self._tile_bytes = kv_tile_bytes(config.head_dim, kv_type)
 
     def nbytes(self, num_tokens: int) -> int:
         """Size of the parked state of so many positions."""

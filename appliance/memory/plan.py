@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from appliance.errors import MemoryBudgetError, SettingsError
 from appliance.gguf_file import TensorInfo, open_gguf
@@ -26,7 +26,7 @@ from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor
 from appliance.memory.limits import memory_limit, shm_space
 from appliance.memory.link_file import link_bytes
 from appliance.memory.slots import SlotClass, deal_slots, slot_order, slots_that_fit
-from appliance.memory.workspace import cuda_tables_bytes, cuda_workspace_bytes, kv_bytes, residency_bytes, workspace_bytes
+from appliance.memory.workspace import KvType, cuda_tables_bytes, cuda_workspace_bytes, kv_bytes, residency_bytes, workspace_bytes
 from appliance.models.config import ModelConfig, read_config
 from appliance.settings import MAX_CARDS, Settings, parse_cards
 from appliance.units import MIB, format_bytes
@@ -51,8 +51,7 @@ ENGINE_BYTES = 128 * MIB
 With a vocabulary of 152,000 tokens 195 and 65 MiB were measured; the rest is for requests.
 """
 DENSE_ALIGNMENT = 64
-
-KvType = Literal["f16", "f32"]
+SMALLER_KV_TYPES: Mapping[KvType, tuple[KvType, ...]] = {"f32": ("f16", "int8"), "f16": ("int8",), "int8": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,8 +466,8 @@ def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, list[
     chunks = list(_halves(plan.chunk, MIN_CHUNK))
     if chunks:
         yield "chunk", [(str(chunk), replace(request, chunk=chunk)) for chunk in chunks]
-    if request.kv_type == "f32":
-        yield "kv_type", [("f16", replace(request, kv_type="f16"))]
+    if smaller_types := SMALLER_KV_TYPES[request.kv_type]:
+        yield "kv_type", [(kv_type, replace(request, kv_type=kv_type)) for kv_type in smaller_types]
     if request.slots:
         yield "slots", [(str(slots), replace(request, slots=slots)) for slots in (*_halves(request.slots, 1), 0)]
     if parked_mib := plan.host.parked_bytes // MIB:

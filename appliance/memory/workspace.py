@@ -5,6 +5,7 @@ Pure: the plan adds these numbers up, and the engine allocates exactly these buf
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from appliance.models.config import ModelConfig
@@ -13,6 +14,8 @@ WINDOW_ROWS = 8
 """Most rows of a window, and most rows whose logits one run gives."""
 KV_TILE = 64
 """Positions per tile of the key/value cache; the context is rounded up to whole tiles."""
+KV_GROUP = 64
+"""Values of one head and position that share a scale where the cache is int8."""
 ATTENTION_SPAN = 256
 """Positions whose attention is one unit of work while decoding."""
 ALIGNMENT = 64
@@ -21,8 +24,10 @@ RING_EXPERTS = 16
 RING_BUFFERS = 3
 """A GPU streams the experts that a prompt misses through so many buffers of so many experts each."""
 
-KvType = Literal["f16", "f32"]
+KvType = Literal["f16", "f32", "int8"]
 
+_KV_VALUE_BYTES: Mapping[KvType, int] = {"f16": 2, "f32": 4, "int8": 1}
+_KV_SCALE_BYTES = 2
 _TILE_ROWS = 128
 """Pairs of one expert that a GPU multiplies at once in a prompt."""
 _GROUP_VALUES = 256
@@ -37,7 +42,13 @@ def kv_bytes(config: ModelConfig, context: int, kv_type: KvType) -> int:
 
 def kv_layer_bytes(config: ModelConfig, context: int, kv_type: KvType) -> int:
     """Keys and values of `context` positions in one layer."""
-    return 2 * config.kv_heads * config.head_dim * _up(context, KV_TILE) * (2 if kv_type == "f16" else 4)
+    return 2 * config.kv_heads * -(-context // KV_TILE) * kv_tile_bytes(config.head_dim, kv_type)
+
+
+def kv_tile_bytes(head_dim: int, kv_type: KvType) -> int:
+    """Keys or values of one head at `KV_TILE` positions, with their scales if they have some."""
+    scales_bytes = -(-head_dim // KV_GROUP) * _KV_SCALE_BYTES if kv_type == "int8" else 0
+    return KV_TILE * (head_dim * _KV_VALUE_BYTES[kv_type] + scales_bytes)
 
 
 def workspace_bytes(config: ModelConfig, max_rows: int, context: int, max_logits: int = WINDOW_ROWS) -> dict[str, int]:

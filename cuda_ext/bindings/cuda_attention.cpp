@@ -154,7 +154,7 @@ class CudaAttention {
   private:
     static size_t cache_bytes(int kv_heads, int head_dim, int64_t context, KvType type) {
         const size_t tiles = static_cast<size_t>((context + kKvTile - 1) / kKvTile);
-        return 2 * static_cast<size_t>(kv_heads) * tiles * kKvTile * static_cast<size_t>(head_dim) * (type == KvType::f16 ? 2 : 4);
+        return 2 * static_cast<size_t>(kv_heads) * tiles * kv_tile_bytes(type, head_dim);
     }
 
     static const float* gamma(std::optional<CardArray>& values) { return values ? values->as<float>() : nullptr; }

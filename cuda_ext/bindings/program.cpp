@@ -23,7 +23,7 @@ View view_or_empty(const MaybeView& view) {
 
 void bind_memory(nb::module_& module) {
     nb::enum_<Rows>(module, "Rows").value("all", Rows::all).value("logits", Rows::logits);
-    nb::enum_<KvType>(module, "KvType").value("f16", KvType::f16).value("f32", KvType::f32);
+    nb::enum_<KvType>(module, "KvType").value("f16", KvType::f16).value("f32", KvType::f32).value("int8", KvType::int8);
     nb::enum_<Gating>(module, "Gating").value("softmax", Gating::softmax).value("sigmoid", Gating::sigmoid);
     nb::class_<Matrix>(module, "Matrix", "Weights in memory: [rows, columns] of a GGUF type.")
         .def_static("at", &Matrix::in, nb::arg("memory"), nb::arg("type_id"), nb::arg("rows"), nb::arg("columns"))

@@ -32,7 +32,44 @@ class Heads:
 
     @property
     def kv_type(self) -> native.KvType:
-        return native.KvType.f16 if self.dtype is np.float16 else native.KvType.f32
+        return {np.float16: native.KvType.f16, np.float32: native.KvType.f32, np.int8: native.KvType.int8}[self.dtype]
+
+
+class KeysOrValues:
+    """Half of a layer's cache, as the rows of its heads. What is put there is written into `memory`: [bytes]."""
+
+    def __init__(self, memory: Bytes, heads: Heads, *, are_keys: bool) -> None:
+        num = native.KV_TILE * heads.dim
+        tiles = memory.reshape(heads.kv, -1, num * np.dtype(heads.dtype).itemsize + self._scales_bytes(heads))
+        shape = (heads.dim, native.KV_TILE) if are_keys else (native.KV_TILE, heads.dim)
+        values = tiles[..., : num * np.dtype(heads.dtype).itemsize].view(heads.dtype).reshape(*tiles.shape[:2], *shape)
+        self._values = values.swapaxes(2, 3) if are_keys else values
+        self._scales: NDArray[np.float16] | None = None
+        if heads.dtype is np.int8:
+            self._scales = tiles[..., num:].view(np.float16).reshape(*tiles.shape[:2], -1, native.KV_TILE).swapaxes(2, 3)
+
+    @staticmethod
+    def _scales_bytes(heads: Heads) -> int:
+        return 2 * native.KV_TILE * -(-heads.dim // reference.KV_GROUP) if heads.dtype is np.int8 else 0
+
+    def put(self, position: int, rows: Floats) -> None:
+        """Rows [kv heads, dim] of one position."""
+        tile, within = divmod(position, native.KV_TILE)
+        if self._scales is None:
+            self._values[:, tile, within] = rows
+            return
+        for group, first in enumerate(range(0, rows.shape[1], reference.KV_GROUP)):
+            part = slice(first, first + reference.KV_GROUP)
+            q, scale = reference.quantise_kv(rows[:, part])
+            self._values[:, tile, within, part] = q
+            self._scales[:, tile, within, group] = scale[:, 0]
+
+    def floats(self) -> Floats:
+        """What the cache stands for: [positions, kv heads, dim]."""
+        values = self._values.astype(np.float32)
+        if self._scales is not None:
+            values *= self._scales.astype(np.float32).repeat(reference.KV_GROUP, axis=3)[..., : values.shape[3]]
+        return values.reshape(values.shape[0], -1, values.shape[3]).swapaxes(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +127,29 @@ class AttentionRig:
 
     def fill(self, num: int, rng: np.random.Generator) -> None:
         """Random keys and values at positions 0..num, the same in both caches."""
-        heads = self.heads
-        tiles = -(-self.context // native.KV_TILE)
-        cache = self.card.cache().view(heads.dtype)
-        keys, values = cache.reshape(2, heads.kv, tiles, -1)
-        values = values.reshape(heads.kv, tiles * native.KV_TILE, heads.dim)
-        values[:, :num] = rng.standard_normal((heads.kv, num, heads.dim))
-        by_position = keys.reshape(heads.kv, tiles, heads.dim, native.KV_TILE).transpose(0, 1, 3, 2)
-        fresh = rng.standard_normal((heads.kv, num, heads.dim))
-        for position in range(num):
-            by_position[:, position // native.KV_TILE, position % native.KV_TILE] = fresh[:, position]
-        self.card.set_cache(cache.view(np.uint8))
-        self._cache.bytes()[:] = cache.view(np.uint8)
+        cache = self.card.cache()
+        for half in self._halves(cache):
+            for position, rows in enumerate(rng.standard_normal((num, self.heads.kv, self.heads.dim)).astype(np.float32)):
+                half.put(position, rows)
+        self.card.set_cache(cache)
+        self._cache.bytes()[:] = cache
 
     def keys_and_values(self) -> tuple[Floats, Floats]:
         """The card's cache, [positions, kv heads, dim] each."""
-        heads = self.heads
-        keys, values = self.card.cache().view(heads.dtype).astype(np.float32).reshape(2, heads.kv, -1, native.KV_TILE * heads.dim)
-        keys = keys.reshape(heads.kv, -1, heads.dim, native.KV_TILE).transpose(1, 3, 0, 2).reshape(-1, heads.kv, heads.dim)
-        values = values.reshape(heads.kv, -1, heads.dim).transpose(1, 0, 2)
-        return keys, values
+        keys, values = self._halves(self.card.cache())
+        return keys.floats(), values.floats()
+
+    def copy_cache(self, other: AttentionRig) -> None:
+        """Puts what the other's cache stands for into the card's."""
+        cache = self.card.cache()
+        for half, rows in zip(self._halves(cache), other.keys_and_values(), strict=True):
+            for position in range(len(rows)):
+                half.put(position, rows[position])
+        self.card.set_cache(cache)
+
+    def _halves(self, cache: Bytes) -> tuple[KeysOrValues, KeysOrValues]:
+        keys, values = cache.reshape(2, -1)
+        return KeysOrValues(keys, self.heads, are_keys=True), KeysOrValues(values, self.heads, are_keys=False)
 
     def host(self, rows: TokenRows, position: int) -> tuple[Floats, Floats, Bytes]:
         """Rotated queries, outputs and groups of the host card's operations."""

@@ -12,6 +12,7 @@ from tests.card.attention_rig import H200, SMALL_CARD, AttentionRig, Floats, Hea
 from tests.op_rig import same_bits
 
 QWEN = Heads(query=8, kv=1, dim=128)
+INT8 = Heads(query=8, kv=1, dim=128, dtype=np.int8)
 
 
 @pytest.fixture
@@ -27,10 +28,11 @@ def check_window(rig: AttentionRig, rows: TokenRows, position: int, **options: o
     assert (rig.card.cache() == rig.host_cache()).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.int8])
 @pytest.mark.parametrize("position", [0, 1, 63, 64, 255, 256, 700])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8])
-def test_a_window_has_the_bits_of_the_host(num_rows: int, position: int, rng: np.random.Generator) -> None:
-    heads = Heads(query=4, kv=2, dim=64)
+def test_a_window_has_the_bits_of_the_host(num_rows: int, position: int, dtype: type, rng: np.random.Generator) -> None:
+    heads = Heads(query=4, kv=2, dim=64, dtype=dtype)
     rig = AttentionRig(heads, 768, rng)
     rig.fill(position, rng)
     check_window(rig, TokenRows.random(heads, num_rows, rng), position, usual_spans=3)
@@ -48,6 +50,12 @@ def test_a_window_has_the_bits_of_the_host(num_rows: int, position: int, rng: np
         Heads(query=3, kv=1, dim=96),
         Heads(query=2, kv=1, dim=256),
         Heads(query=16, kv=1, dim=64),
+        INT8,
+        Heads(query=12, kv=2, dim=128, dtype=np.int8, normed=False),
+        Heads(query=3, kv=1, dim=96, dtype=np.int8),
+        Heads(query=2, kv=1, dim=192, dtype=np.int8),
+        Heads(query=2, kv=1, dim=256, dtype=np.int8),
+        Heads(query=16, kv=1, dim=64, dtype=np.int8),
     ],
     ids=str,
 )
@@ -60,11 +68,14 @@ def test_every_shape_of_heads_has_the_bits_of_the_host(heads: Heads, position: i
 
 @pytest.mark.parametrize("usual_spans", [1, 4, 64])
 @pytest.mark.parametrize("card", [H200, SMALL_CARD, (1, 64 * 1024)])
-def test_however_the_work_is_cut_the_bits_are_the_same(card: tuple[int, int], usual_spans: int, rng: np.random.Generator) -> None:
-    rig = AttentionRig(QWEN, 1100, rng)
+@pytest.mark.parametrize("heads", [QWEN, INT8], ids=str)
+def test_however_the_work_is_cut_the_bits_are_the_same(
+    heads: Heads, card: tuple[int, int], usual_spans: int, rng: np.random.Generator
+) -> None:
+    rig = AttentionRig(heads, 1100, rng)
     rig.fill(1021, rng)
     for num_rows in (1, 2, 6):
-        check_window(rig, TokenRows.random(QWEN, num_rows, rng), 1021, card=card, usual_spans=usual_spans)
+        check_window(rig, TokenRows.random(heads, num_rows, rng), 1021, card=card, usual_spans=usual_spans)
 
 
 @pytest.mark.parametrize(
@@ -84,16 +95,18 @@ def test_work_is_cut_to_the_card_and_the_context(
     assert rig.card.window(rows.query, rows.key, rows.value, 0, native.AttentionWindowShape(*H200, usual_spans))[2] == plan
 
 
-def test_more_than_thirty_two_spans_are_merged_in_order(rng: np.random.Generator) -> None:
-    heads = Heads(query=2, kv=1, dim=64)
+@pytest.mark.parametrize("dtype", [np.float16, np.int8])
+def test_more_than_thirty_two_spans_are_merged_in_order(dtype: type, rng: np.random.Generator) -> None:
+    heads = Heads(query=2, kv=1, dim=64, dtype=dtype)
     rig = AttentionRig(heads, 68 * 256, rng)
     rig.fill(67 * 256 - 2, rng)
     check_window(rig, TokenRows.random(heads, 4, rng), 67 * 256 - 2, usual_spans=68)
 
 
-def test_tokens_one_after_the_other_equal_windows(rng: np.random.Generator) -> None:
-    one, many = (AttentionRig(QWEN, 300, np.random.default_rng(3)) for _ in range(2))
-    rows = TokenRows.random(QWEN, 8, rng)
+@pytest.mark.parametrize("heads", [QWEN, INT8], ids=str)
+def test_tokens_one_after_the_other_equal_windows(heads: Heads, rng: np.random.Generator) -> None:
+    one, many = (AttentionRig(heads, 300, np.random.default_rng(3)) for _ in range(2))
+    rows = TokenRows.random(heads, 8, rng)
     for rig in (one, many):
         rig.fill(252, np.random.default_rng(4))
     outs = [one.window(rows.part(row, row + 1), 252 + row)[0] for row in range(8)]
@@ -128,7 +141,15 @@ def test_heads_of_forty_eight_values_are_refused(rng: np.random.Generator) -> No
 @pytest.mark.parametrize("position", [0, 50, 64])
 @pytest.mark.parametrize(
     "heads",
-    [QWEN, Heads(query=2, kv=2, dim=64, dtype=np.float32), Heads(query=2, kv=1, dim=96, normed=False), Heads(query=1, kv=1, dim=256)],
+    [
+        QWEN,
+        Heads(query=2, kv=2, dim=64, dtype=np.float32),
+        Heads(query=2, kv=1, dim=96, normed=False),
+        Heads(query=1, kv=1, dim=256),
+        INT8,
+        Heads(query=2, kv=2, dim=32, dtype=np.int8),
+        Heads(query=2, kv=1, dim=160, dtype=np.int8, normed=False),
+    ],
     ids=str,
 )
 def test_rotary_of_a_chunk_has_the_bits_of_the_host(heads: Heads, position: int, rng: np.random.Generator) -> None:
@@ -170,6 +191,10 @@ def put_rows(rig: AttentionRig, rows: TokenRows, position: int) -> np.ndarray[tu
         Heads(query=2, kv=2, dim=192),
         Heads(query=2, kv=1, dim=256),
         Heads(query=2, kv=1, dim=128, dtype=np.float32),
+        INT8,
+        Heads(query=4, kv=2, dim=64, dtype=np.int8),
+        Heads(query=3, kv=1, dim=96, dtype=np.int8),
+        Heads(query=2, kv=1, dim=256, dtype=np.int8),
     ],
     ids=str,
 )
@@ -183,7 +208,16 @@ def test_a_prompt_is_close_to_double_precision(heads: Heads, position: int, num_
     assert np.sqrt(np.mean((out - expected) ** 2) / np.mean(expected**2)) < 1e-3
 
 
-@pytest.mark.parametrize("heads", [QWEN, Heads(query=6, kv=2, dim=64), Heads(query=2, kv=1, dim=256)], ids=str)
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+def test_a_prompt_reads_int8_as_the_halves_nearest_to_it(dim: int, rng: np.random.Generator) -> None:
+    of_int8, of_halves = (AttentionRig(Heads(query=2, kv=1, dim=dim, dtype=dtype), 256, rng) for dtype in (np.int8, np.float16))
+    of_int8.fill(150, rng)
+    query = put_rows(of_int8, TokenRows.random(of_int8.heads, 40, rng), 150)
+    of_halves.copy_cache(of_int8)
+    assert same_bits(of_int8.card.prompt(query, 150)[0], of_halves.card.prompt(query, 150)[0])
+
+
+@pytest.mark.parametrize("heads", [QWEN, Heads(query=6, kv=2, dim=64), Heads(query=2, kv=1, dim=256), INT8], ids=str)
 def test_a_prompt_row_does_not_depend_on_its_chunk(heads: Heads, rng: np.random.Generator) -> None:
     """All rows at once, cut at odd places, and each alone: the same bits, though later rows were not there yet."""
     rows = TokenRows.random(heads, 150, rng)
@@ -206,9 +240,10 @@ def test_a_prompt_of_unsupported_heads_is_refused(rng: np.random.Generator) -> N
         rig.card.prompt(query, 0)
 
 
-def test_a_window_after_a_prompt_reads_the_prompts_keys(rng: np.random.Generator) -> None:
-    rig = AttentionRig(QWEN, 128, rng, max_rows=100)
-    rows = TokenRows.random(QWEN, 102, rng)
+@pytest.mark.parametrize("heads", [QWEN, INT8], ids=str)
+def test_a_window_after_a_prompt_reads_the_prompts_keys(heads: Heads, rng: np.random.Generator) -> None:
+    rig = AttentionRig(heads, 128, rng, max_rows=100)
+    rows = TokenRows.random(heads, 102, rng)
     put_rows(rig, rows.part(0, 100), 0)
     rig.host(rows.part(0, 100), 0)
     assert native.KV_TILE == 64  # the window then crosses no tile, but reads a full one and a part

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from appliance.engine.model_runner import ModelRunner
 from appliance.engine.streaming import FIRST_PAUSE, NUM_ROUNDS, RATIOS, ROUND_WINDOWS
 from appliance.memory.policy import AlwaysSwap, blob_bytes_table
+from appliance.memory.workspace import KvType
 from tests.gguf_writing import ModelShape
 from tests.random_models import RandomModel, open_arena, open_runner, prefill, write_random_model
 
@@ -52,7 +53,8 @@ def expected(model: RandomModel, arena_dir: Path) -> Logits:
 
 
 def open_gpu(model: RandomModel, arena_dir: Path, slots: int, **options: object) -> Iterator[ModelRunner]:
-    return open_runner(model, arena_dir, slots=slots, card="cuda:0", kv_type="f16", max_logits=8, chunk=64, **options)  # type: ignore
+    sizes: dict[str, object] = {"kv_type": "f16", "max_logits": 8, "chunk": 64}
+    return open_runner(model, arena_dir, slots=slots, card="cuda:0", **sizes | options)  # type: ignore
 
 
 @pytest.mark.parametrize("slots", [NUM_EXPERTS, 0, NUM_EXPERTS // 2])
@@ -65,6 +67,15 @@ def test_windows_have_the_bits_of_a_host_card(model: RandomModel, arena_dir: Pat
 def test_windows_of_several_rows_have_the_same_bits(model: RandomModel, arena_dir: Path, expected: Logits, rows: int) -> None:
     with open_gpu(model, arena_dir, NUM_EXPERTS // 2) as runner:
         assert np.array_equal(prefill(runner, DECODED, num_logits=rows, chunk=rows), expected)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "int8"])
+def test_every_type_of_cache_has_the_bits_of_a_host_card(model: RandomModel, arena_dir: Path, kv_type: KvType) -> None:
+    with open_runner(model, arena_dir, kv_type=kv_type, max_logits=8) as runner:
+        expected = one_by_one(runner, DECODED)
+    with open_gpu(model, arena_dir, NUM_EXPERTS // 2, kv_type=kv_type) as runner:
+        assert np.array_equal(one_by_one(runner, DECODED), expected)
+        assert np.array_equal(prefill(runner, DECODED, num_logits=5, chunk=5), expected)
 
 
 def test_swaps_in_every_window_change_nothing(model: RandomModel, arena_dir: Path, expected: Logits) -> None:
@@ -99,10 +110,11 @@ def test_a_prompt_does_not_depend_on_where_experts_lie(model: RandomModel, arena
     assert np.array_equal(results[0], results[2])
 
 
-def test_a_prompt_is_close_to_windows(model: RandomModel, arena_dir: Path) -> None:
-    with open_runner(model, arena_dir, kv_type="f16", max_logits=8) as runner:
+@pytest.mark.parametrize("kv_type", ["f16", "int8"])
+def test_a_prompt_is_close_to_windows(model: RandomModel, arena_dir: Path, kv_type: KvType) -> None:
+    with open_runner(model, arena_dir, kv_type=kv_type, max_logits=8) as runner:
         exact = one_by_one(runner, PROMPT)[-8:]
-    with open_gpu(model, arena_dir, NUM_EXPERTS) as runner:
+    with open_gpu(model, arena_dir, NUM_EXPERTS, kv_type=kv_type) as runner:
         logits = prefill(runner, PROMPT, num_logits=8)
     assert np.abs(logits - exact).mean() < 0.03 * exact.std()
 

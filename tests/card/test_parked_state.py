@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from appliance.engine.cards import GpuCard, open_card
 from appliance.engine.model_runner import ModelRunner
+from appliance.memory.workspace import KvType
 from cuda_ext import _native as native
 from tests.card.test_engine import SHAPE, TYPES, Logits, one_by_one
 from tests.op_rig import same_bits
@@ -31,7 +32,7 @@ def arena_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("arena")
 
 
-def open_gpu(model: RandomModel, arena_dir: Path, *, kv_type: str = "f16", context: int = 200) -> AbstractContextManager[ModelRunner]:
+def open_gpu(model: RandomModel, arena_dir: Path, *, kv_type: KvType = "f16", context: int = 200) -> AbstractContextManager[ModelRunner]:
     return open_runner(model, arena_dir, slots=8, card="cuda:0", kv_type=kv_type, max_logits=8, chunk=64, context=context)
 
 
@@ -48,8 +49,8 @@ def saved(runner: ModelRunner, num_tokens: int) -> NDArray[np.uint8]:
     return state
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "f32"])
-def test_a_restored_state_gives_the_bits_of_a_computed_one(model: RandomModel, arena_dir: Path, kv_type: str) -> None:
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "int8"])
+def test_a_restored_state_gives_the_bits_of_a_computed_one(model: RandomModel, arena_dir: Path, kv_type: KvType) -> None:
     with open_gpu(model, arena_dir, kv_type=kv_type) as one, open_gpu(model, arena_dir, kv_type=kv_type, context=700) as other:
         expected = answer(one, 0)
         state = saved(one, len(PROMPT))

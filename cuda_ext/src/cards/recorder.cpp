@@ -48,7 +48,7 @@ KvMemory KvMemory::in(const View& memory, KvType type, int num_heads, int head_d
             "heads of " + std::to_string(head_dim) + " values are not supported; an even number up to " +
                 std::to_string(kMaxHeadDim) + " is");
     const int64_t tiles = (context + kKvTile - 1) / kKvTile;
-    const size_t half = static_cast<size_t>(num_heads) * tiles * kKvTile * head_dim * (type == KvType::f16 ? 2 : 4);
+    const size_t half = static_cast<size_t>(num_heads) * tiles * kv_tile_bytes(type, head_dim);
     require(memory.nbytes >= 2 * half,
             "keys and values need " + std::to_string(2 * half) + " bytes, but got " + std::to_string(memory.nbytes));
     return {memory, {type, num_heads, head_dim, tiles, memory.data(), memory.data() + half}};

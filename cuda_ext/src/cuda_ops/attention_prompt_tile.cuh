@@ -70,6 +70,54 @@ __device__ __forceinline__ void start_tile(const float* from, int num_rows, __ha
     device::copy_async_commit();
 }
 
+// Starts the copy of `nbytes` bytes as they are, a multiple of 16.
+__device__ __forceinline__ void start_copy(const int8_t* from, int nbytes, int8_t* to) {
+    constexpr int kUnitBytes = 16;
+    for (int i = static_cast<int>(threadIdx.x) * kUnitBytes; i < nbytes; i += static_cast<int>(blockDim.x) * kUnitBytes)
+        device::copy_async16(to + i, from + i);
+    device::copy_async_commit();
+}
+
+// Two values of int8 at their place in `selector` of four times their scales: the exact product, rounded once.
+__device__ __forceinline__ uint32_t widen_to_halves(uint32_t four, uint32_t selector, const __half2& scales) {
+    constexpr uint32_t kBiasBits = 0x64646464;  // 1024 + q + 128 as a half
+    const uint32_t biased = device::permute(four ^ 0x80808080u, kBiasBits, selector);
+    __half2 halves;
+    memcpy(&halves, &biased, sizeof(halves));
+    halves = __hmul2(__hsub2(halves, __float2half2_rn(1024 + 128)), scales);
+    uint32_t bits;
+    memcpy(&bits, &halves, sizeof(bits));
+    return bits;
+}
+
+// A tile of int8 with its scales, [kNumRows, kUnits units], as halves into shared memory; rows from `num_rows` on are zero where
+// they are positions.
+template <int kNumRows, int kUnits, bool of_keys>
+__device__ __forceinline__ void widen_tile(const int8_t* tile, int num_rows, __half* to) {
+    constexpr int kPairUnits = kUnits / 2;  // sixteen values are loaded at once
+    const __half* scales = scales_behind(tile, kNumRows * kUnits * kUnitHalves);
+    for (int i = static_cast<int>(threadIdx.x); i < kNumRows * kPairUnits; i += static_cast<int>(blockDim.x)) {
+        const int row = i / kPairUnits, column = i % kPairUnits * 2 * kUnitHalves;
+        const uint4 q = reinterpret_cast<const uint4*>(tile)[i];
+        const uint32_t fours[4] = {q.x, q.y, q.z, q.w};
+        const __half* scale = scales + (of_keys ? row / kKvGroup * kKvTile + column : column / kKvGroup * kKvTile + row);
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            uint32_t words[4] = {};
+            if (of_keys || row < num_rows) {
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    const int first = u * kUnitHalves + 2 * w;
+                    const __half2 both = of_keys ? reinterpret_cast<const __half2*>(scale)[first / 2] : __half2half2(*scale);
+                    words[w] = widen_to_halves(fours[first / 4], w % 2 == 0 ? 0x4140 : 0x4342, both);
+                }
+            }
+            *reinterpret_cast<uint4*>(to + UnitPlaces<kUnits>::of(row, column / kUnitHalves + u) * kUnitHalves) =
+                uint4{words[0], words[1], words[2], words[3]};
+        }
+    }
+}
+
 // b: the two halves of a [kStep, 2 * kColumns] matrix from rows `row`.. and units `unit`, `unit` + 1 of a shared tile, as
 // mma_f16 wants its second operand.
 template <int kUnits>

@@ -30,19 +30,19 @@ struct TileSoftmax {
 
 // Offsets into a block's shared memory, in bytes; every part is 16-byte aligned.
 struct WindowShared {
-    size_t keys;        // Value [chunk_tiles, head_dim, kKvTile]
-    size_t values;      // Value [chunk_tiles, kKvTile, head_dim]
+    size_t keys;        // tiles of the cache [chunk_tiles]
+    size_t values;      // the same
     size_t query;       // float [num_queries, head_dim], normed and rotated; later the merged sums
     size_t scores;      // float [num_queries, chunk_tiles * kKvTile]; later factors [num_queries, 2, kMergeSpans]
     size_t turned;      // float [rows, head_dim]: new keys before they are rounded
-    size_t new_keys;    // Value [rows, head_dim]
-    size_t new_values;  // Value [rows, head_dim]
+    size_t new_keys;    // values and scales [rows]
+    size_t new_values;  // the same
     size_t tiles;       // TileSoftmax [num_queries, kSpanTiles]
     size_t states;      // SoftmaxState [num_queries]
     size_t last;        // int: whether this block is its part's last
     size_t nbytes;
 
-    __host__ __device__ static WindowShared of(int num_queries, int num_rows, int head_dim, int chunk_tiles, int value_bytes) {
+    __host__ __device__ static WindowShared of(int num_queries, int num_rows, int head_dim, int chunk_tiles, KvType type) {
         WindowShared at{};
         size_t used = 0;
         const auto take = [&used](size_t nbytes) {
@@ -50,14 +50,15 @@ struct WindowShared {
             used += (nbytes + 15) / 16 * 16;
             return offset;
         };
-        const size_t tiles = size_t(chunk_tiles) * kKvTile * head_dim * value_bytes, floats = size_t(num_queries) * head_dim * 4;
+        const size_t tiles = size_t(chunk_tiles) * kv_tile_bytes(type, head_dim), floats = size_t(num_queries) * head_dim * 4;
+        const size_t new_rows = size_t(num_rows) * kv_row_bytes(type, head_dim);
         at.keys = take(tiles);
         at.values = take(tiles);
         at.query = take(floats);
         at.scores = take(size_t(num_queries) * chunk_tiles * kKvTile * 4);
         at.turned = take(size_t(num_rows) * head_dim * 4);
-        at.new_keys = take(size_t(num_rows) * head_dim * value_bytes);
-        at.new_values = take(size_t(num_rows) * head_dim * value_bytes);
+        at.new_keys = take(new_rows);
+        at.new_values = take(new_rows);
         at.tiles = take(size_t(num_queries) * kSpanTiles * sizeof(TileSoftmax));
         at.states = take(size_t(num_queries) * sizeof(SoftmaxState));
         at.last = take(sizeof(int));
@@ -93,6 +94,7 @@ struct WindowBlock {
     int* last;
 
     __device__ int head_dim() const { return head_length<kDim>(head_dim_at_run_time); }
+    __device__ int tile_step() const { return tile_values<Value>(head_dim()); }
     __device__ int end() const { return position + num_rows; }
     __device__ int num_spans() const { return (end() + kSpan - 1) / kSpan; }
     __device__ int row_of(int q) const { return q >> heads_shift; }
@@ -109,7 +111,7 @@ struct WindowBlock {
 template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void place_in_shared(WindowBlock<Value, kQueries, kDim>& block) {
     unsigned char* shared = device::dynamic_shared();
-    const WindowShared at = WindowShared::of(kQueries, block.num_rows, block.head_dim(), block.chunk_tiles, sizeof(Value));
+    const WindowShared at = WindowShared::of(kQueries, block.num_rows, block.head_dim(), block.chunk_tiles, KvValues<Value>::kType);
     block.keys = reinterpret_cast<Value*>(shared + at.keys);
     block.values = reinterpret_cast<Value*>(shared + at.values);
     block.query = reinterpret_cast<float*>(shared + at.query);
@@ -146,25 +148,37 @@ __device__ __forceinline__ WindowBlock<Value, kQueries, kDim> window_block(const
 }
 
 // The block's key/value head from tile `tile` on, as KvLayer::tile_at has it.
-template <class Block>
-__device__ __forceinline__ int64_t tile_at(const Block& block, const KvLayer& kv, int tile) {
-    return (block.kv_head * kv.num_tiles + tile) * (kKvTile * block.head_dim());
+template <class Value, int kQueries, int kDim>
+__device__ __forceinline__ int64_t tile_at(const WindowBlock<Value, kQueries, kDim>& block, const KvLayer& kv, int tile) {
+    return (block.kv_head * kv.num_tiles + tile) * block.tile_step();
+}
+
+// The first position of a 16-byte unit of neighbouring tiles.
+template <bool of_keys, class Value>
+__device__ __forceinline__ int unit_place(int unit, int head_dim) {
+    constexpr int kUnit = kCopyBytes / sizeof(Value), kKeyUnits = kKvTile / kUnit, kScaleUnit = kCopyBytes / sizeof(__half);
+    const int value_units = head_dim / kUnit;
+    if constexpr (kHasScales<Value>) {
+        const int tile_units = tile_values<Value>(head_dim) / kUnit, tile = unit / tile_units, within = unit - tile * tile_units,
+                  scales = within - kKvTile * value_units;
+        if (scales >= 0) return tile * kKvTile + scales % (kKvTile / kScaleUnit) * kScaleUnit;
+        return tile * kKvTile + (of_keys ? within % kKeyUnits * kUnit : within / value_units);
+    }
+    return of_keys ? unit / (kKvTile * value_units) * kKvTile + unit % kKeyUnits * kUnit : unit / value_units;
 }
 
 // Starts the copy of the old keys (or values) of a chunk: of tiles `first`.. those 16-byte units that hold a position before
 // `position`. One group per call, empty or not.
 template <bool of_keys, class Value, int kQueries, int kDim>
 __device__ __forceinline__ void start_chunk(const WindowBlock<Value, kQueries, kDim>& block, const KvLayer& kv, int first) {
-    constexpr int kUnit = kCopyBytes / sizeof(Value), kKeyUnits = kKvTile / kUnit;
-    const int value_units = block.head_dim() / kUnit, tile_units = kKvTile * value_units;
+    constexpr int kUnit = kCopyBytes / sizeof(Value);
+    const int tile_units = block.tile_step() / kUnit;
     const int old = block.position - first * kKvTile, tiles = min(block.chunk_tiles, (old + kKvTile - 1) / kKvTile);
     const auto* from = reinterpret_cast<const Value*>(of_keys ? kv.keys : kv.values) + tile_at(block, kv, first);
     Value* to = of_keys ? block.keys : block.values;
 #pragma unroll 4
     for (int unit = block.thread(); unit < tiles * tile_units; unit += block.num_threads()) {
-        const int row = unit / value_units;  // of values: tiles lie one after the other
-        const int place = of_keys ? unit / tile_units * kKvTile + unit % kKeyUnits * kUnit : row;
-        if (place < old) device::copy_async16(to + unit * kUnit, from + unit * kUnit);
+        if (unit_place<of_keys, Value>(unit, block.head_dim()) < old) device::copy_async16(to + unit * kUnit, from + unit * kUnit);
     }
     device::copy_async_commit();
 }
@@ -200,12 +214,10 @@ struct WindowRows {
         }
         const int64_t at = int64_t{row * p.kv.num_heads + block.kv_head} * dim;
         if (is_key(item)) turn_head<kDim>(p.key + at, turn, p.eps, dim, block.lane, block.turned + row * dim);
-        for (int i = block.lane; i < dim; i += kWarpLanes) {
-            if (is_key(item))
-                block.new_keys[row * dim + i] = KvValues<Value>::narrow(block.turned[row * dim + i]);
-            else
-                block.new_values[row * dim + i] = KvValues<Value>::narrow(__ldcg(p.value + at + i));
-        }
+        Value* out = (is_key(item) ? block.new_keys : block.new_values) + row * row_values<Value>(dim);
+        narrow_row<Value>(
+            dim, block.lane, [&](int i) { return is_key(item) ? block.turned[row * dim + i] : __ldcg(p.value + at + i); },
+            [&](int i, Value x) { out[i] = x; }, [&](int group, __half scale) { scales_behind(out, dim)[group] = scale; });
     }
 };
 
@@ -225,16 +237,24 @@ __device__ __forceinline__ void make_rows(const WindowRows<Value, kQueries, kDim
 template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void put_rows(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, Value* keys,
                                          Value* values) {
-    const int dim = block.head_dim();
+    const int dim = block.head_dim(), row_step = row_values<Value>(dim);
 #pragma unroll 1
     for (int row = 0; row < block.num_rows; row++) {
         const int place = block.position + row - first_tile * kKvTile, tile = place / kKvTile;
         if (place < 0 || tile >= block.chunk_tiles) continue;
-        const int within = place % kKvTile, at = tile * kKvTile * dim;
+        const int within = place % kKvTile, at = tile * block.tile_step();
+        const Value *key = block.new_keys + row * row_step, *value = block.new_values + row * row_step;
 #pragma unroll 1
         for (int i = block.thread(); i < dim; i += block.num_threads()) {
-            keys[at + i * kKvTile + within] = block.new_keys[row * dim + i];
-            values[at + within * dim + i] = block.new_values[row * dim + i];
+            keys[at + i * kKvTile + within] = key[i];
+            values[at + within * dim + i] = value[i];
+        }
+        if constexpr (kHasScales<Value>) {
+            for (int group = block.thread(); group < kv_groups(dim); group += block.num_threads()) {
+                const int scale = group * kKvTile + within;
+                scales_behind(keys + at, kKvTile * dim)[scale] = scales_behind(key, dim)[group];
+                scales_behind(values + at, kKvTile * dim)[scale] = scales_behind(value, dim)[group];
+            }
         }
     }
 }

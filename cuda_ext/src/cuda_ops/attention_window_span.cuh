@@ -29,21 +29,30 @@ __device__ __forceinline__ void score_tile(const Value* keys, const float* query
     using Pair = typename KvValues<Value>::Pair;
     const Pair* pairs = reinterpret_cast<const Pair*>(keys) + lane;
     float2 sums[kNum] = {};
+    const auto add_dimensions = [&](int begin, int end, const auto& scales) {
 #pragma unroll 4
-    for (int d = 0; d < head_dim; d += 4) {
-        float2 key[4];
+        for (int d = begin; d < end; d += 4) {
+            float2 key[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) key[i] = KvValues<Value>::widen(pairs[(d + i) * (kKvTile / 2)]);
+            for (int i = 0; i < 4; i++) key[i] = KvValues<Value>::widen(pairs[(d + i) * (kKvTile / 2)], scales);
 #pragma unroll
-        for (int q = 0; q < kNum; q++) {
-            const float4 x = *reinterpret_cast<const float4*>(query + q * head_dim + d);
-            const float four[4] = {x.x, x.y, x.z, x.w};
+            for (int q = 0; q < kNum; q++) {
+                const float4 x = *reinterpret_cast<const float4*>(query + q * head_dim + d);
+                const float four[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                sums[q].x = quant::fma(four[i], key[i].x, sums[q].x);
-                sums[q].y = quant::fma(four[i], key[i].y, sums[q].y);
+                for (int i = 0; i < 4; i++) {
+                    sums[q].x = quant::fma(four[i], key[i].x, sums[q].x);
+                    sums[q].y = quant::fma(four[i], key[i].y, sums[q].y);
+                }
             }
         }
+    };
+    if constexpr (kHasScales<Value>) {
+#pragma unroll 1
+        for (int begin = 0; begin < head_dim; begin += kKvGroup)
+            add_dimensions(begin, min(begin + kKvGroup, head_dim), key_scales(keys, head_dim, begin / kKvGroup, lane));
+    } else {
+        add_dimensions(0, head_dim, NoScales{});
     }
 #pragma unroll
     for (int q = 0; q < kNum; q++) {
@@ -66,7 +75,7 @@ __device__ __forceinline__ void score_chunk(const WindowBlock<Value, kQueries, k
         const float most = warp_max(fmaxf(j < seen ? scores.x : -INFINITY, j + 1 < seen ? scores.y : -INFINITY));
         if (block.lane == 0) block.tiles[(first + q) * kSpanTiles + tile].most = most;
     };
-    score_tile<kNum>(block.keys + tile * kKvTile * dim, block.query + first * dim, dim, scale, block.lane,
+    score_tile<kNum>(block.keys + tile * block.tile_step(), block.query + first * dim, dim, scale, block.lane,
                      block.scores + first * stride + tile * kKvTile, stride, greatest);
 }
 
@@ -123,14 +132,16 @@ __device__ __forceinline__ void advance_state(const Block& block, int q, int fir
     block.states[q] = state;
 }
 
-// sums[q] of one tile for kNum queries and the two dimensions at `values`. Rows rise with q: the first query sees least.
+// sums[q] of one tile for kNum queries and the dimensions 2 pair and 2 pair + 1. Rows rise with q: the first query sees least.
 template <int kNum, class Value>
-__device__ __forceinline__ void mix_tile(const Value* values, int head_dim, const float* weights, int stride,
+__device__ __forceinline__ void mix_tile(const Value* tile, int pair, int head_dim, const float* weights, int stride,
                                          const int (&seen)[kNum], float2 (&sums)[kNum]) {
     using Pair = typename KvValues<Value>::Pair;
     constexpr int kStep = 16;
+    const Value* values = tile + 2 * pair;
     const auto add_step = [&](int begin, const auto& sees) {
         Pair pairs[kStep];
+        const ValueScales<Value, kStep> scales(tile, head_dim, 2 * pair / kKvGroup, begin);
 #pragma unroll
         for (int i = 0; i < kStep; i++) pairs[i] = *reinterpret_cast<const Pair*>(values + (begin + i) * head_dim);
 #pragma unroll
@@ -141,7 +152,7 @@ __device__ __forceinline__ void mix_tile(const Value* values, int head_dim, cons
                 const float weight[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float2 value = KvValues<Value>::widen(pairs[four + i]);
+                    const float2 value = KvValues<Value>::widen(pairs[four + i], scales.of(four + i));
                     if (sees(q, begin + four + i))
                         sums[q] = {quant::fma(weight[i], value.x, sums[q].x), quant::fma(weight[i], value.y, sums[q].y)};
                 }
@@ -189,7 +200,7 @@ __device__ __forceinline__ void mix_item(const Block& block, int first, int pair
             sums[q] = {quant::mul(sums[q].x, before), quant::mul(sums[q].y, before)};
         }
         if (seen[kNum - 1] == 0) break;
-        mix_tile<kNum>(block.values + t * kKvTile * dim + 2 * pair, dim, block.scores + first * stride + t * kKvTile, stride, seen,
+        mix_tile<kNum>(block.values + t * block.tile_step(), pair, dim, block.scores + first * stride + t * kKvTile, stride, seen,
                        sums);
     }
 #pragma unroll

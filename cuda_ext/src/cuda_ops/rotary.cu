@@ -57,7 +57,9 @@ __device__ __forceinline__ void append_keys(const RotaryPromptProblem& p, const 
         const int64_t row = rows.row + place - rows.begin;
         const Turn<0> turn = fetch_turn<0>(p.key_gamma, p.angles + (position + row) * (dim / 2), dim, lane);
         turn_head<0>(p.key + (row * p.kv.num_heads + head) * dim, turn, p.eps, dim, lane, turned);
-        for (int i = lane; i < dim; i += kWarpLanes) tile[i * kStride + place] = KvValues<Value>::narrow(turned[i]);
+        narrow_row<Value>(
+            dim, lane, [&](int i) { return turned[i]; }, [&](int i, Value x) { tile[i * kStride + place] = x; },
+            [&](int group, __half scale) { scales_behind(out, kKvTile * dim)[group * kKvTile + place] = scale; });
         __syncwarp();
     }
     __syncthreads();
@@ -67,19 +69,27 @@ __device__ __forceinline__ void append_keys(const RotaryPromptProblem& p, const 
     }
 }
 
+// A warp per position.
+template <class Value>
+__device__ __forceinline__ void append_values(const RotaryPromptProblem& p, const TileRows& rows, int head, Value* out) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarpLanes, lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+    const int dim = p.kv.head_dim;
+    for (int place = rows.begin + warp; place < rows.end; place += kWarps) {
+        const float* from = p.value + ((rows.row + place - rows.begin) * p.kv.num_heads + head) * dim;
+        narrow_row<Value>(
+            dim, lane, [&](int i) { return from[i]; }, [&](int i, Value x) { out[place * dim + i] = x; },
+            [&](int group, __half scale) { scales_behind(out, kKvTile * dim)[group * kKvTile + place] = scale; });
+    }
+}
+
 // A block per (tile, key/value head).
 template <class Value>
 __global__ void append_rows(const RotaryPromptProblem p, const int64_t position, const int num_rows) {
-    const int dim = p.kv.head_dim, head = static_cast<int>(blockIdx.y);
+    const int head = static_cast<int>(blockIdx.y);
     const TileRows rows = tile_rows(position, num_rows, static_cast<int>(blockIdx.x));
-    const int64_t at = (head * p.kv.num_tiles + rows.tile) * kKvTile * dim;
+    const int64_t at = (head * p.kv.num_tiles + rows.tile) * tile_values<Value>(p.kv.head_dim);
     append_keys(p, rows, position, head, reinterpret_cast<Value*>(p.kv.keys) + at);
-    Value* values = reinterpret_cast<Value*>(p.kv.values) + at;
-    for (int i = static_cast<int>(threadIdx.x); i < (rows.end - rows.begin) * dim; i += static_cast<int>(blockDim.x)) {
-        const int64_t row = rows.row + i / dim;
-        const float x = p.value[(row * p.kv.num_heads + head) * dim + i % dim];
-        values[rows.begin * dim + i] = KvValues<Value>::narrow(x);
-    }
+    append_values(p, rows, head, reinterpret_cast<Value*>(p.kv.values) + at);
 }
 
 template <class Value>
@@ -102,10 +112,13 @@ void rotary(const RotaryPromptProblem& p, int64_t position, int num_rows, cudaSt
     device::launch({static_cast<unsigned>((queries + kWarps - 1) / kWarps), kWarps * kWarpLanes,
                     kWarps * sizeof(float) * static_cast<size_t>(dim), stream},
                    turn_queries, p, position, num_rows);
-    if (p.kv.type == KvType::f16) {
-        append<__half>(p, position, num_rows, stream);
-    } else {
-        append<float>(p, position, num_rows, stream);
+    switch (p.kv.type) {
+        case KvType::f16:
+            return append<__half>(p, position, num_rows, stream);
+        case KvType::f32:
+            return append<float>(p, position, num_rows, stream);
+        case KvType::int8:
+            return append<int8_t>(p, position, num_rows, stream);
     }
 }
 

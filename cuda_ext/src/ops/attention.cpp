@@ -42,11 +42,18 @@ struct Tile {
 };
 
 Tile load_tile(const AttentionProblem& p, int kv_head, int64_t tile, float* scratch) {
-    const int64_t at = p.kv.tile_at(kv_head, tile), num = p.kv.tile_values();
-    if (p.kv.type == KvType::f32)
-        return {reinterpret_cast<const float*>(p.kv.keys) + at, reinterpret_cast<const float*>(p.kv.values) + at};
-    p.kernels->widen(reinterpret_cast<const uint16_t*>(p.kv.keys) + at, num, scratch);
-    p.kernels->widen(reinterpret_cast<const uint16_t*>(p.kv.values) + at, num, scratch + num);
+    const std::byte *keys = p.kv.key_tile(kv_head, tile), *values = p.kv.value_tile(kv_head, tile);
+    const int dim = p.kv.head_dim;
+    const int64_t num = int64_t{kKvTile} * dim;
+    if (p.kv.type == KvType::f32) return {reinterpret_cast<const float*>(keys), reinterpret_cast<const float*>(values)};
+    if (p.kv.type == KvType::int8) {
+        const auto scales_of = [&](const std::byte* of) { return reinterpret_cast<const uint16_t*>(of + num); };
+        p.kernels->widen_keys(reinterpret_cast<const int8_t*>(keys), scales_of(keys), dim, scratch);
+        p.kernels->widen_values(reinterpret_cast<const int8_t*>(values), scales_of(values), dim, scratch + num);
+    } else {
+        p.kernels->widen(reinterpret_cast<const uint16_t*>(keys), num, scratch);
+        p.kernels->widen(reinterpret_cast<const uint16_t*>(values), num, scratch + num);
+    }
     return {scratch, scratch + num};
 }
 

@@ -34,16 +34,35 @@ void scatter(const T* x, int dim, int64_t step, T* out) {
     for (int i = 0; i < dim; i++) out[i * step] = x[i];
 }
 
-// Stores one head's vector with `step` values between its elements.
-void store(const RotaryProblem& p, const float* x, int64_t step, std::byte* base, int64_t at) {
-    const int dim = p.kv.head_dim;
-    if (p.kv.type == KvType::f32) {
-        scatter(x, dim, step, reinterpret_cast<float*>(base) + at);
-        return;
+// Where a head's vector goes in a tile.
+struct TilePlace {
+    std::byte* tile;
+    int within;     // position
+    int64_t first;  // value
+    int64_t step;   // values from one dimension to the next
+};
+
+void store_int8(const float* x, int dim, const TilePlace& place) {
+    int8_t rounded[kMaxHeadDim];
+    auto* scales = reinterpret_cast<uint16_t*>(place.tile + kKvTile * dim) + place.within;
+    for (int begin = 0; begin < dim; begin += kKvGroup, scales += kKvTile) {
+        const int end = std::min(begin + kKvGroup, dim);
+        uint32_t amax = 0;
+        for (int i = begin; i < end; i++) amax = std::max(amax, quant::float_bits(x[i]) & 0x7fffffff);
+        const KvScale scale = kv_scale(amax);
+        for (int i = begin; i < end; i++) rounded[i] = kv_rounded(x[i], scale);
+        *scales = scale.half;
     }
+    scatter(rounded, dim, place.step, reinterpret_cast<int8_t*>(place.tile) + place.first);
+}
+
+void store(const RotaryProblem& p, const float* x, const TilePlace& place) {
+    const int dim = p.kv.head_dim;
+    if (p.kv.type == KvType::int8) return store_int8(x, dim, place);
+    if (p.kv.type == KvType::f32) return scatter(x, dim, place.step, reinterpret_cast<float*>(place.tile) + place.first);
     uint16_t half[kMaxHeadDim];
     p.kernels->narrow(x, dim, half);
-    scatter(half, dim, step, reinterpret_cast<uint16_t*>(base) + at);
+    scatter(half, dim, place.step, reinterpret_cast<uint16_t*>(place.tile) + place.first);
 }
 
 void rotate_query(const RotaryProblem& p, int64_t row, int head) {
@@ -56,12 +75,13 @@ void rotate_query(const RotaryProblem& p, int64_t row, int head) {
 void store_position(const RotaryProblem& p, int64_t position, int64_t row, int head) {
     const int dim = p.kv.head_dim;
     const int64_t from = (row * p.kv.num_heads + head) * dim;
-    const int64_t tile = p.kv.tile_at(head, position / kKvTile), within = position % kKvTile;
+    const int64_t tile = position / kKvTile;
+    const int within = static_cast<int>(position % kKvTile);
     float key[kMaxHeadDim];
     norm_head(p.key + from, p.key_gamma, dim, p.eps, key);
     rotate_head(p.angles + row * dim, dim, key);
-    store(p, key, kKvTile, p.kv.keys, tile + within);
-    store(p, p.value + from, 1, p.kv.values, tile + within * dim);
+    store(p, key, {p.kv.key_tile(head, tile), within, within, kKvTile});
+    store(p, p.value + from, {p.kv.value_tile(head, tile), within, int64_t{within} * dim, 1});
 }
 
 }  // namespace

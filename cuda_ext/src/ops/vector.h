@@ -2,13 +2,19 @@
 #pragma once
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "quant/row.h"
 
 namespace tandem {
 
 constexpr int kKvTile = 64;         // positions of one tile of the key/value cache
+constexpr int kKvGroup = 64;        // values of one head and position that share a scale in a cache of int8
 constexpr int kMaxHeadDim = 256;    // of the attention kernels' scratch
 constexpr int kMaxGroupHeads = 16;  // query heads that share one key/value head
+
+TANDEM_HD constexpr int kv_groups(int head_dim) {
+    return (head_dim + kKvGroup - 1) / kKvGroup;
+}
 
 // Softmax over the positions seen so far: their greatest score, and the sum of exp(score - max).
 struct SoftmaxState {
@@ -43,6 +49,9 @@ struct VectorKernels {
     // IEEE half precision to float, exact, and back, to nearest even.
     void (*widen)(const uint16_t* x, int64_t num, float* out);
     void (*narrow)(const float* x, int64_t num, uint16_t* out);
+    // A tile of int8 times its scales, exact: keys [head_dim, kKvTile], values [kKvTile, head_dim]; scales [groups, kKvTile].
+    void (*widen_keys)(const int8_t* keys, const uint16_t* scales, int head_dim, float* out);
+    void (*widen_values)(const int8_t* values, const uint16_t* scales, int head_dim, float* out);
 };
 
 const VectorKernels& vector_kernels(quant::Isa isa);  // isa must run here

@@ -12,6 +12,10 @@ struct Avx2Lanes {
     using Vec = __m256;
 
     static Vec load(const float* x) { return _mm256_loadu_ps(x); }
+    static Vec load(const uint16_t* x) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))); }
+    static Vec load(const int8_t* x) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+    }
     static void store(float* out, Vec x) { _mm256_storeu_ps(out, x); }
     static Vec set1(float x) { return _mm256_set1_ps(x); }
     static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
@@ -25,13 +29,6 @@ struct Avx2Lanes {
     }
 };
 
-void widen(const uint16_t* x, int64_t num, float* out) {
-    int64_t i = 0;
-    for (; i + 8 <= num; i += 8)
-        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))));
-    for (; i < num; i++) out[i] = _cvtsh_ss(x[i]);
-}
-
 void narrow(const float* x, int64_t num, uint16_t* out) {
     int64_t i = 0;
     for (; i + 8 <= num; i += 8)
@@ -43,7 +40,8 @@ using Avx2 = Kernels<Avx2Lanes>;
 
 }  // namespace
 
-const VectorKernels kVectorAvx2{Avx2::add_scaled, Avx2::merge_scaled, Avx2::exp_below, Avx2::attend_tile, widen, narrow};
+const VectorKernels kVectorAvx2{Avx2::add_scaled, Avx2::merge_scaled, Avx2::exp_below,   Avx2::attend_tile, Avx2::widen,
+                                narrow,           Avx2::widen_keys,   Avx2::widen_values};
 
 }  // namespace tandem
 #endif

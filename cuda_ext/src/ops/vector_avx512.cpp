@@ -12,6 +12,10 @@ struct Avx512Lanes {
     using Vec = __m512;
 
     static Vec load(const float* x) { return _mm512_loadu_ps(x); }
+    static Vec load(const uint16_t* x) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))); }
+    static Vec load(const int8_t* x) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+    }
     static void store(float* out, Vec x) { _mm512_storeu_ps(out, x); }
     static Vec set1(float x) { return _mm512_set1_ps(x); }
     static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
@@ -25,13 +29,6 @@ struct Avx512Lanes {
     }
 };
 
-void widen(const uint16_t* x, int64_t num, float* out) {
-    int64_t i = 0;
-    for (; i + 16 <= num; i += 16)
-        _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i))));
-    for (; i < num; i++) out[i] = _cvtsh_ss(x[i]);
-}
-
 void narrow(const float* x, int64_t num, uint16_t* out) {
     int64_t i = 0;
     for (; i + 16 <= num; i += 16)
@@ -44,7 +41,9 @@ using Avx512 = Kernels<Avx512Lanes>;
 
 }  // namespace
 
-const VectorKernels kVectorAvx512{Avx512::add_scaled, Avx512::merge_scaled, Avx512::exp_below, Avx512::attend_tile, widen, narrow};
+const VectorKernels kVectorAvx512{Avx512::add_scaled,  Avx512::merge_scaled, Avx512::exp_below,
+                                  Avx512::attend_tile, Avx512::widen,        narrow,
+                                  Avx512::widen_keys,  Avx512::widen_values};
 
 }  // namespace tandem
 #endif

@@ -1,9 +1,10 @@
 // The kernels of vector.h over `Lanes`, a register of some instruction set. Included once by each vector_<isa>.cpp, behind
 // its Lanes; everything is in an anonymous namespace so that no linker mixes code of different instruction sets.
 //
-// Lanes: Vec, kWidth, kVecs (so many registers of each of four rows, and what the rows share, fit), load, store, set1, add, mul,
-// fma(a, b, c) = a * b + c rounded once, min, max, pow2(n) = 2^n for whole n in [-126, 127].
+// Lanes: Vec, kWidth, kVecs (so many registers of each of four rows, and what the rows share, fit), load of floats, halves (bits)
+// or int8, store, set1, add, mul, fma(a, b, c) = a * b + c rounded once, min, max, pow2(n) = 2^n for whole n in [-126, 127].
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -64,6 +65,44 @@ struct Kernels {
         for (; i + kWidth <= num; i += kWidth)
             Lanes::store(out + i, Lanes::fma(Lanes::load(out + i), va, Lanes::mul(Lanes::load(x + i), vb)));
         for (; i < num; i++) out[i] = std::fma(out[i], a, x[i] * b);
+    }
+
+    static void widen(const uint16_t* x, int64_t num, float* out) {
+        int64_t i = 0;
+        for (; i + kWidth <= num; i += kWidth) Lanes::store(out + i, Lanes::load(x + i));
+        if (i == num) return;
+        uint16_t rest[kWidth] = {};
+        alignas(64) float floats[kWidth];
+        std::memcpy(rest, x + i, (num - i) * sizeof *rest);
+        Lanes::store(floats, Lanes::load(rest));
+        std::memcpy(out + i, floats, (num - i) * sizeof *floats);
+    }
+
+    static void widen_keys(const int8_t* keys, const uint16_t* scales, int head_dim, float* out) {
+        constexpr int kTileVecs = kKvTile / kWidth;
+        for (int begin = 0; begin < head_dim; begin += kKvGroup, scales += kKvTile) {
+            Vec scale[kTileVecs];
+            for (int v = 0; v < kTileVecs; v++) scale[v] = Lanes::load(scales + v * kWidth);
+            for (int d = begin; d < std::min(begin + kKvGroup, head_dim); d++)
+                for (int v = 0; v < kTileVecs; v++) {
+                    const int at = d * kKvTile + v * kWidth;
+                    Lanes::store(out + at, Lanes::mul(Lanes::load(keys + at), scale[v]));
+                }
+        }
+    }
+
+    static void widen_values(const int8_t* values, const uint16_t* scales, int head_dim, float* out) {
+        alignas(64) float floats[kv_groups(kMaxHeadDim) * kKvTile];
+        widen(scales, kv_groups(head_dim) * kKvTile, floats);
+        for (int j = 0; j < kKvTile; j++, values += head_dim, out += head_dim)
+            for (int begin = 0; begin < head_dim; begin += kKvGroup) {
+                const float scale = floats[begin / kKvGroup * kKvTile + j];
+                const int end = std::min(begin + kKvGroup, head_dim);
+                int d = begin;
+                for (; d + kWidth <= end; d += kWidth)
+                    Lanes::store(out + d, Lanes::mul(Lanes::load(values + d), Lanes::set1(scale)));
+                for (; d < end; d++) out[d] = static_cast<float>(values[d]) * scale;
+            }
     }
 
     // scores[h][j] for kHeads heads and the first positions of the tile, a register tile at a time.

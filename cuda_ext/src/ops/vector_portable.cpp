@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "ops/vector_impl.h"
+#include "quant/scalar.h"
 
 namespace tandem {
 namespace {
@@ -20,6 +21,12 @@ struct PortableLanes {
     }
     static Vec load(const float* x) {
         return each([&](int i) { return x[i]; });
+    }
+    static Vec load(const uint16_t* x) {
+        return each([&](int i) { return quant::f16_float(x[i]); });
+    }
+    static Vec load(const int8_t* x) {
+        return each([&](int i) { return static_cast<float>(x[i]); });
     }
     static void store(float* out, const Vec& x) { std::memcpy(out, x.lane, sizeof x.lane); }
     static Vec set1(float x) {
@@ -51,19 +58,6 @@ struct PortableLanes {
     }
 };
 
-float widen_one(uint16_t half) {
-    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-    const uint32_t exponent = (half >> 10) & 31, mantissa = half & 1023;
-    float out;
-    if (exponent == 0) {
-        out = static_cast<float>(mantissa) * 0x1p-24f;
-        return sign ? -out : out;
-    }
-    const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-    std::memcpy(&out, &bits, sizeof out);
-    return out;
-}
-
 uint16_t narrow_one(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -82,10 +76,6 @@ uint16_t narrow_one(float value) {
     return sign | static_cast<uint16_t>((bits - (112u << 23)) >> 13);
 }
 
-void widen(const uint16_t* x, int64_t num, float* out) {
-    for (int64_t i = 0; i < num; i++) out[i] = widen_one(x[i]);
-}
-
 void narrow(const float* x, int64_t num, uint16_t* out) {
     for (int64_t i = 0; i < num; i++) out[i] = narrow_one(x[i]);
 }
@@ -94,8 +84,9 @@ using Portable = Kernels<PortableLanes>;
 
 }  // namespace
 
-const VectorKernels kVectorPortable{
-    Portable::add_scaled, Portable::merge_scaled, Portable::exp_below, Portable::attend_tile, widen, narrow};
+const VectorKernels kVectorPortable{Portable::add_scaled,  Portable::merge_scaled, Portable::exp_below,
+                                    Portable::attend_tile, Portable::widen,        narrow,
+                                    Portable::widen_keys,  Portable::widen_values};
 
 const VectorKernels& vector_kernels(quant::Isa isa) {
 #ifdef TANDEM_X86
