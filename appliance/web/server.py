@@ -33,7 +33,7 @@ from appliance.errors import SettingsError
 from appliance.lifeline import end_with_parent
 from appliance.log import configure_logging
 from appliance.memory.gpus import is_built_for_gpus
-from appliance.memory.limits import visible_gpus
+from appliance.memory.limits import usable_cores, visible_gpus
 from appliance.peer_check import PeerReport, check_peers
 from appliance.protocol import LoadProgress
 from appliance.settings import Settings
@@ -61,7 +61,7 @@ _KEEPALIVE_S = 15
 def run_server(settings: Settings) -> int:
     """Serves until told to stop; returns the exit code. TandemError for what is wrong before anything has started."""
     configure_logging(settings.log_level, settings.log_format)
-    say_what_has_no_effect(settings)
+    say_what_is_odd(settings)
     if needs_fetching(settings):
         return _fetch_and_serve(settings)
     appliance = read_appliance(resolve_model(settings))
@@ -72,10 +72,17 @@ def run_server(settings: Settings) -> int:
     return serve(appliance, listener)
 
 
-def say_what_has_no_effect(settings: Settings) -> None:
-    """Of an elastic block that was switched off in so many words."""
+def say_what_is_odd(settings: Settings) -> None:
+    """An elastic block that was switched off in so many words, and more threads than can run at once."""
     if not settings.elastic.enabled and (idle := settings.elastic.model_dump(exclude_defaults=True)):
         log.warning("elastic_enabled is false, so other elastic settings have no effect", settings=[f"elastic_{name}" for name in idle])
+    cores = usable_cores()
+    if settings.pool_threads is not None and settings.pool_threads > cores:
+        log.warning(
+            "pool_threads is more than the usable cores, which slows the engines down",
+            pool_threads=settings.pool_threads,
+            usable_cores=cores,
+        )
 
 
 def _fetch_and_serve(settings: Settings) -> int:
