@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from appliance.errors import RequestError
 
@@ -41,6 +41,19 @@ def map_texts(value: object, change: Callable[[str], str]) -> object:
     if isinstance(value, list | tuple):
         return [map_texts(item, change) for item in value]
     return value
+
+
+def texts_of(value: object) -> Iterator[str]:
+    """Every string in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from texts_of(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_of(item)
 
 
 def _flat(content: object) -> str:

@@ -81,7 +81,7 @@ class Tokenizer:
         """
         self._check_length(text)
         finder = self._special if parse_special else self._user_defined
-        ids = self._encode_pieces(list(_cut(finder, _LONE_SURROGATE.sub("\ufffd", text))))
+        ids = self._encode_pieces(list(_cut(finder, _mended(text))))
         return [*self._bos, *ids, *self._eos] if add_special else ids
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
@@ -91,7 +91,7 @@ class Tokenizer:
         """
         self._check_length(text)
         pieces: list[str | int] = []
-        for piece in _cut(self._control, _LONE_SURROGATE.sub("\ufffd", text)):
+        for piece in _cut(self._control, _mended(text)):
             if isinstance(piece, int):
                 pieces.append(piece)
             else:
@@ -141,6 +141,15 @@ class Tokenizer:
             else:
                 ids.extend(next(encoded).ids)
         return ids
+
+
+def _mended(text: str) -> str:
+    """Without lone surrogates. Encoding tells sooner than a search that there are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _LONE_SURROGATE.sub("\ufffd", text)
+    return text
 
 
 def _cut(finder: SpecialTokenFinder, text: str) -> Iterator[str | int]:
