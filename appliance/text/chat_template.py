@@ -152,7 +152,7 @@ class ChatTemplate:
         """What the template gets from the client."""
         return {
             **extra,
-            "messages": [self._shape(message) for message in messages],
+            "messages": [self._shape(message, f"messages[{at}]") for at, message in enumerate(messages)],
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -178,7 +178,7 @@ class ChatTemplate:
 
     def _shows(self, shape: Shape) -> bool:
         """Whether a message in that shape comes out of the template with its text."""
-        message = shape({"role": "user", "content": _PROBE})
+        message = shape({"role": "user", "content": _PROBE}, "messages[0]")
         try:
             return _PROBE in self._run({"messages": [message], "tools": None, "add_generation_prompt": True})
         except RequestError:

@@ -71,15 +71,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.vocabulary)
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False, *, param: str | None = None) -> list[int]:
         """The token ids of `text`. Releases the GIL while it merges. ContextLengthError as the constructor says.
 
         Args:
             text: Any text; a lone surrogate is read as U+FFFD.
             add_special: Put BOS before and EOS behind, where the model wants them.
             parse_special: Read control tokens that are spelled out in the text as those tokens. Without it they are plain text.
+            param: The request's field that the text comes from, for the error.
         """
-        self._check_length(text)
+        self._check_length(text, param)
         finder = self._special if parse_special else self._user_defined
         ids = self._encode_pieces(list(_cut(finder, _mended(text))))
         return [*self._bos, *ids, *self._eos] if add_special else ids
@@ -89,7 +90,7 @@ class Tokenizer:
 
         `mark` is one character. See `protect`. Control tokens whose text is a plain word are never read from text here.
         """
-        self._check_length(text)
+        self._check_length(text, "messages")
         pieces: list[str | int] = []
         for piece in _cut(self._control, _mended(text)):
             if isinstance(piece, int):
@@ -126,10 +127,10 @@ class Tokenizer:
             raise RequestError(f"token id {token_id} is not in the vocabulary, which has the ids 0 to {self.vocab_size - 1}")
         return _bytes_of(self.vocabulary.texts[token_id], self.vocabulary.kinds[token_id])
 
-    def _check_length(self, text: str) -> None:
+    def _check_length(self, text: str, param: str | None) -> None:
         least = len(text) // self._longest
         if self._context is not None and least >= self._context:
-            raise ContextLengthError.of_prompt(f"at least {least}", self._context)
+            raise ContextLengthError.of_prompt(f"at least {least}", self._context, param)
 
     def _encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
         texts = [piece for piece in pieces if isinstance(piece, str)]

@@ -46,7 +46,7 @@ def chat_orders(service: Service, body: ChatBody, request_id: str) -> list[Order
 def completion_orders(service: Service, body: CompletionBody, request_id: str) -> list[Order]:
     """`n` orders per prompt, prompt by prompt, as OpenAI numbers the choices."""
     prompts = [
-        service.tokenizer.encode(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        service.tokenizer.encode(prompt, parse_special=True, param="prompt") if isinstance(prompt, str) else list(prompt)
         for prompt in body.prompts()
     ]
     for prompt in prompts:
@@ -118,7 +118,8 @@ def _sampling(service: Service, body: AnswerBody) -> Sampling:
     default = service.model.sampling
     unknown = next((token for token in body.logit_bias if not 0 <= token < service.model.vocab), None)
     if unknown is not None:
-        raise RequestError(f"logit_bias names token {unknown}, but the vocabulary has 0 to {service.model.vocab - 1}", param="logit_bias")
+        path = f"logit_bias.{unknown}"
+        raise RequestError(f"{path}: there is no such token; the vocabulary has 0 to {service.model.vocab - 1}", param=path)
     return Sampling(
         temperature=_given(body.temperature, default.temperature),
         top_k=max(0, _given(body.top_k, default.top_k)),

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -29,6 +30,7 @@ from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import ThreadWorker
 
 from appliance.desk.desk import Desk
+from appliance.desk.status import Phase
 from appliance.errors import SettingsError
 from appliance.lifeline import end_with_parent
 from appliance.log import configure_logging
@@ -192,7 +194,14 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def drain(self) -> None:
         """In the worker: refuses new requests, lets running ones go on for `drain_s`, ends the engines. Blocks until then."""
-        self._stop(self._appliance.settings.drain_s)
+        drain_s, begin = self._appliance.settings.drain_s, time.monotonic()
+        if self._desk is None or (status := self._desk.status()).phase in (Phase.DRAINING, Phase.FAILED):
+            self._stop(drain_s)
+            return
+        running = sum(lane.request is not None for lane in status.lanes)
+        log.info("draining: running requests may go on, new ones are refused", running=running, drain_s=drain_s)
+        self._stop(drain_s)
+        log.info("drained: every request and every engine has ended", took_s=round(time.monotonic() - begin, 2))
 
     def close(self) -> None:
         """In the worker: ends every answer and every engine at once. Blocks until then; may be called again."""
