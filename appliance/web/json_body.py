@@ -32,10 +32,11 @@ def parse_json(data: bytes) -> Any:
 
 def _depth(value: Any) -> int:
     """Level by level: other threads get their turn in between, and nobody calls himself."""
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
+    depth, level = -1, [iter([value])]
+    while level:
         depth += 1
-        level = [item for parent in level for item in (parent.values() if isinstance(parent, dict) else parent)]
+        inner = [item for items in level for item in items if isinstance(item, (dict, list))]
+        level = [iter(item.values() if isinstance(item, dict) else item) for item in inner]
     return depth
 
 

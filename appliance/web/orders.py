@@ -97,12 +97,12 @@ def _check_prompt(service: Service, prompt: Sequence[int], field: str) -> None:
     """`field` of the request is where the prompt came from."""
     if not prompt:
         raise RequestError(f"{field}: the prompt is empty; send at least one token", param=field)
-    largest = max(prompt)
-    if largest >= service.model.vocab:
-        raise RequestError(f"the prompt has token {largest}, but the model's vocabulary ends at {service.model.vocab - 1}", param=field)
     limit = service.model.context
     if len(prompt) >= limit:
         raise ContextLengthError.of_prompt(str(len(prompt)), limit, field)
+    largest = max(prompt)
+    if largest >= service.model.vocab:
+        raise RequestError(f"the prompt has token {largest}, but the model's vocabulary ends at {service.model.vocab - 1}", param=field)
 
 
 def _answer_length(service: Service, prompt_tokens: int, wanted: int | None) -> int:
