@@ -31,7 +31,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _LONG = 1 << 20
-"""Texts of more characters are refused by their beginning where that does not fit, since all of it would take minutes."""
+"""Texts of more characters are refused by their beginning where that does not fit, since reading all of it takes long."""
 _CHARACTERS_PER_TOKEN = 16
 """A beginning of so many times the context is looked at: more than words have on average."""
 _UNSURE_WORDS = 3
