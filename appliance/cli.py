@@ -75,11 +75,12 @@ class _Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command every setting as an option beside its own, so that one line of options serves all commands.
+def _command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds a command that has every setting as an option beside its own; its first parameter receives the merged `Settings`."""
+    return lambda function: group.command(name, cls=_Command)(_with_settings(function))
 
-    The command's first parameter receives the merged `Settings`.
-    """
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     fields = setting_fields()
     names = [name for name in fields if name != "model"]
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(command, eval_str=True).parameters.values()][1:]
@@ -125,8 +126,7 @@ def _metavar(field: FieldInfo) -> str:
     return {int: "INTEGER", float: "FLOAT", Path: "PATH"}.get(members[0], "TEXT") if len(members) == 1 else "TEXT"
 
 
-@app.command(cls=_Command)
-@with_settings
+@_command(app)
 def serve(settings: Settings) -> None:
     """Load a model and serve it over HTTP."""
     from appliance.web.server import run_server
@@ -134,8 +134,7 @@ def serve(settings: Settings) -> None:
     sys.exit(run_server(settings))
 
 
-@app.command(cls=_Command)
-@with_settings
+@_command(app)
 def fetch(settings: Settings) -> None:
     """Get a model from a hub and check it, without serving it; prints its path. A local file is checked too."""
     from appliance.gguf_file import open_gguf
@@ -147,8 +146,7 @@ def fetch(settings: Settings) -> None:
     print(model)
 
 
-@app.command(cls=_Command)
-@with_settings
+@_command(app)
 def plan(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -168,8 +166,7 @@ def plan(
         print("", render_pair(result), sep="\n")
 
 
-@app.command(cls=_Command)
-@with_settings
+@_command(app)
 def bench(
     settings: Settings,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
@@ -191,8 +188,7 @@ def _resolved(settings: Settings) -> Settings:
     return resolve_model(settings, None if sys.stderr.isatty() else ProgressLog().show)  # the terminal has a line of its own
 
 
-@config_app.command("print", cls=_Command)
-@with_settings
+@_command(config_app, "print")
 def config_print(settings: Settings) -> None:
     """Print the merged settings as YAML that `--config` accepts."""
     print(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), end="")

@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag in ("tag:yaml.org,2002:null", "tag:yaml.org,2002:merge")]
+    first: [(tag, regexp) for tag, regexp in resolvers if tag == "tag:yaml.org,2002:null"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -91,7 +91,9 @@ def _read_yaml(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
     """The file as it is written, and what it means."""
     try:
         text = path.read_text(encoding="utf-8")
-        root, content = yaml.compose(text, _Loader), yaml.load(text, _Loader)
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        content = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limits=Limits(restart_delays_s=(0.0, 0.1, 0.2)),
     )
     info = ModelInfo(name=MODEL, context=CONTEXT, vocab=VOCAB, lanes=options.lanes, created=1_700_000_000)
-    appliance = Appliance(settings, desk, model, Tokenizer.from_gguf(model), info)
+    appliance = Appliance(settings, desk, model, Tokenizer.from_gguf(model, CONTEXT), info)
     listener = listen(settings.host, 0)
     print(f"PORT {listener.getsockname()[1]}", flush=True)
     return serve(appliance, listener)

@@ -62,6 +62,7 @@ def test_a_plan_of_a_pair_says_when_the_settings_have_none() -> None:
         (("plan",), {"TANDEM_MODEL": "missing.gguf"}, "TANDEM_MODEL = missing.gguf: there is no such file"),
         (("plan", "--cards", "cuda:0"), {}, "cuda:0"),
         (("plan", "--context", "999999999"), {}, "999999999"),
+        (("plan", "--slots", "193"), {}, "--slots = 193 is more than the 192 experts of Tandem pocket dictionary; lower it"),
         (("plan", "--card-memory-mib", "1"), {}, "card-memory-mib"),
         (("config", "print"), {"TANDEM_PROT": "1"}, "TANDEM_PORT"),
         (("config", "print", "--port", "0"), {}, "--port = '0'"),

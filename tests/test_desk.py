@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from appliance.desk.config import Limits
 from appliance.desk.desk import Desk
@@ -260,6 +261,22 @@ class TestStart:
         fatal = """import sys; print('FATAL {"code":"corrupt_model","text":"m.gguf is truncated"}'); sys.exit(1)"""
         with desk_of(config((), loader=(sys.executable, "-c", fatal)), until=Phase.FAILED) as desk:
             assert desk.status().reason == "the loader ended with exit code 1: m.gguf is truncated"
+
+    def test_what_a_loader_complains_of_is_an_error_in_the_log_once(self) -> None:
+        text = "m.gguf is truncated"
+        said = (
+            f"""print('{{"level":"error","event":"{text}"}}', file=sys.stderr); print('FATAL {{"code":"corrupt_model","text":"{text}"}}')"""
+        )
+        loader = (sys.executable, "-c", f"import sys; {said}; sys.exit(1)")
+        with capture_logs() as logs, desk_of(config((), (), loader=loader), until=Phase.FAILED):
+            pass
+        assert [log["log_level"] for log in logs if text in str(log)] == ["error"]
+        assert {log["log_level"] for log in logs if text not in str(log)} == {"info"}
+
+    def test_loader_that_dies_without_an_error_of_its_own_is_one_of_its_lanes(self) -> None:
+        with capture_logs() as logs, desk_of(config((), (), loader=(sys.executable, "-c", "boom")), until=Phase.FAILED):
+            pass
+        assert [log["log_level"] for log in logs if "boom" in str(log.get("reason"))] == ["error"] * 2
 
     def test_loader_that_cannot_be_started_fails_the_desk(self) -> None:
         with desk_of(config((), loader=("/no/such/program",)), until=Phase.FAILED) as desk:

@@ -192,7 +192,7 @@ def test_logprobs_and_ids_come_with_the_stream_too(client: openai.OpenAI) -> Non
 
 def test_logit_bias_changes_the_choice(client: openai.OpenAI) -> None:
     assert ask(client, logit_bias={ord("Q"): 100}, max_tokens=3).choices[0].message.content == "QQQ"
-    assert refused(client, logit_bias={999: 1}).param == "logit_bias"
+    assert refused(client, logit_bias={999: 1}).param == "logit_bias.999"
 
 
 def test_max_completion_tokens_is_max_tokens(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from appliance.engine.parking import Parking
 from appliance.engine.session import Session
@@ -131,12 +133,14 @@ def test_what_is_larger_than_the_budget_is_not_parked_and_evicts_nothing(folder:
     store.close()
 
 
-def test_full_shared_memory_keeps_nothing_and_fails_nothing(store: ParkedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+def test_full_shared_memory_keeps_nothing(store: ParkedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert not park(store, conversation(1))
+    with pytest.raises(OSError, match="No space left"):
+        park(store, conversation(1))
     assert store.total_bytes == 0
 
 
@@ -268,6 +272,18 @@ def test_the_entry_wanted_next_is_not_the_one_that_makes_room(folder: Path) -> N
         lane.serve(conversation(seed))
         time.sleep(0.02)
     assert lane.serve([*conversation(1), 5]) == 100
+
+
+def test_full_shared_memory_fails_nothing_and_is_said_once_until_it_has_worked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = Lane(folder)
+    with capture_logs() as logs:
+        for seed, is_full in enumerate((True, True, True, False, True, True)):
+            with monkeypatch.context() as patch:
+                if is_full:
+                    patch.setattr(os, "posix_fallocate", full)
+                lane.serve(conversation(seed))
+    assert [(log["log_level"], log["reason"]) for log in logs] == [("warning", "[Errno 28] No space left on device")] * 2
+    assert lane.parking.num_parked == 1
 
 
 def test_one_writer_at_a_time(store: ParkedStore, folder: Path) -> None:

@@ -119,8 +119,11 @@ class TestChoices:
     def test_a_host_card_has_slots_for_a_quarter_of_the_experts(self) -> None:
         assert [card.slots for card in plan_of().cards] == [6, 6]
 
-    def test_more_slots_than_experts_are_all_experts(self) -> None:
-        assert plan_of(replace(REQUEST, slots=1000)).cards[0].slots == 24
+    def test_more_slots_than_the_model_has_experts_are_refused(self) -> None:
+        assert plan_of(replace(REQUEST, slots=24)).cards[0].slots == 24
+        with pytest.raises(SettingsError, match=r"slots = 25 is more than the 24 experts of .*; lower it") as caught:
+            plan_of(replace(REQUEST, slots=25))
+        assert caught.value.param == "slots"
 
     def test_a_tight_budget_gives_fewer_slots_and_not_an_error(self) -> None:
         without = plan_of(replace(REQUEST, slots=0)).cards[0].total_bytes
@@ -202,7 +205,7 @@ REQUESTS = st.builds(
     context=st.none() | st.integers(16, 4096),
     chunk=st.integers(8, 512),
     kv_type=st.sampled_from(["f16", "f32", "int8"]),
-    slots=st.none() | st.integers(0, 30),
+    slots=st.none() | st.integers(0, 24),
     card_bytes=st.none() | st.integers(1, 64 * MIB),
 )
 MACHINES = st.builds(Machine, MEMORY, st.just("the limit"), st.none() | st.integers(0, 64 * MIB), st.just("/dev/shm"))

@@ -152,9 +152,11 @@ def test_missing_content_is_empty_text(opened: Open) -> None:
 
 @pytest.mark.parametrize("content", [[{"type": "image_url", "image_url": {"url": "x"}}], [3], {"text": "x"}, 7, [{"type": "text"}]])
 def test_content_that_is_no_text_is_the_clients_error(chatml: ChatTemplate, content: object) -> None:
-    with pytest.raises(RequestError, match="message") as refused:
-        chatml.render([{"role": "user", "content": content}])
-    assert refused.value.param == "messages"
+    with pytest.raises(RequestError) as refused:
+        chatml.render([{"role": "user", "content": "x"}, {"role": "user", "content": content}])
+    assert refused.value.param is not None
+    assert refused.value.param.startswith("messages[1].content")
+    assert refused.value.param in refused.value.message
 
 
 def test_arguments_in_json_text_become_objects(chatml: ChatTemplate) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import ContextLengthError, CorruptModelError, ModelError, RequestError, UnsupportedModelError
 from appliance.gguf_file import open_gguf
+from appliance.text import tokenizer as tokenizer_module
 from appliance.text.pretokenizers import NOT_BYTE_LEVEL, PRE_TOKENIZERS
 from appliance.text.tokenizer import Tokenizer
 from appliance.text.vocabulary import END_OF_TURN_TEXTS
@@ -69,6 +70,33 @@ def test_a_text_that_cannot_fit_is_refused_unread_and_any_other_is_read(tokenize
         limited.encode("a" * 8 * longest)
     with pytest.raises(ContextLengthError):
         limited.encode_marked("a" * 8 * longest, MARK)
+
+
+@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe", "deepseek-v3", "gpt-2"])
+def test_what_follows_a_text_never_takes_more_tokens_from_it_than_are_counted_out(load: Load, pre: str) -> None:
+    tokenizer = load(pre)
+    ends = ["", "\n", " \n \n", "'ll", "s", "12", ".\r\n", "\u3000x", "é", "\u0301", *TEXT[::40]]
+    for cut in range(1, len(TEXT), 3):
+        least = tokenizer.least_tokens([TEXT[:cut]])
+        assert least <= min(len(tokenizer.encode(TEXT[:cut] + end, add_special=False)) for end in ends)
+        assert least >= len(tokenizer.encode(TEXT[:cut], add_special=False)) - 40
+
+
+@pytest.mark.parametrize("texts", [["the terms " * 4] * 100, ["the terms " * 400]])
+def test_a_long_text_that_does_not_fit_is_refused_by_its_beginning(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, texts: list[str]
+) -> None:
+    text = "<|im_end|>".join(texts)
+    num_tokens = len(tokenizer.encode(text, parse_special=True))
+    limited = Tokenizer(tokenizer.vocabulary, 220)
+    assert len(limited.encode(text, parse_special=True)) == num_tokens
+    monkeypatch.setattr(tokenizer_module, "_LONG", 1000)
+    with pytest.raises(ContextLengthError) as refused:
+        limited.encode(text, parse_special=True, param="prompt")
+    least = int(re.findall(r"at least (\d+) tokens", refused.value.message)[0])
+    assert (refused.value.param, 220 <= least < num_tokens) == ("prompt", True)
+    sparse = "a" * 4000 + " the"
+    assert limited.encode(sparse) == tokenizer.encode(sparse)
 
 
 def test_merges_make_fewer_tokens_than_bytes(tokenizer: Tokenizer) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ from tests.fakes_web import write_vocabulary
 
 ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
 MESSAGES = ["/v1/messages", "/v1/messages/count_tokens"]
-LIMIT = 4096
+LIMIT = 65536
 CONTEXT = 512
 
 
@@ -38,7 +40,7 @@ CONTEXT = 512
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Of an application over a desk that was never started: a good request for an answer is 503."""
     gguf = open_gguf(write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocabulary.gguf"))
-    tokenizer, template = Tokenizer.from_gguf(gguf), ChatTemplate.from_gguf(gguf)
+    tokenizer, template = Tokenizer.from_gguf(gguf, CONTEXT), ChatTemplate.from_gguf(gguf)
     desk = Desk(DeskConfig(lanes=(LaneConfig("lead", "host:0", ("true",)),), loader_argv=("true",)))
     info = ModelInfo(name="m", context=CONTEXT, vocab=320, lanes=1, created=0)
     app = create_app(Settings.model_validate({"max_body_bytes": LIMIT}), desk, tokenizer, template, info)
@@ -177,6 +179,10 @@ def test_messages_while_the_model_loads_are_told_when_to_try_again(client: Clien
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SAID = [{"role": "user", "content": "x"}]
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+UNREAD = "x" * 50_000
+"""It cannot fit, whatever it says."""
 
 
 @pytest.mark.parametrize(
@@ -190,6 +196,9 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": "x" * CONTEXT}, "prompt"),
         (TEXT, {"prompt": "x", "logit_bias": {"x": 1}}, "logit_bias.x"),
         (TEXT, {"prompt": "x", "logit_bias": {"7": 1000}}, "logit_bias.7"),
+        (TEXT, {"prompt": "x", "logit_bias": {"5": 1, "9999": 1}}, "logit_bias.9999"),
+        (TEXT, {"prompt": UNREAD}, "prompt"),
+        (TEXT, {"prompt": ["x", UNREAD]}, "prompt"),
         (TEXT, {"prompt": "x", "stream_options": 3}, "stream_options"),
         (TEXT, {"prompt": "x", "stream_options": {"include_usege": True}}, "stream_options.include_usege"),
         (TEXT, {"prompt": "x", "stream_options": {"include_usage": "perhaps"}}, "stream_options.include_usage"),
@@ -199,8 +208,24 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": ["x", 3]}]}, "messages[0].content[0]"),
         (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
-        (CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools[0]"),
+        (CHAT, {"messages": [*SAID, {"role": "user", "content": [{"text": "x"}, {"type": "image_url"}]}]}, "messages[1].content[1]"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0].text"),
+        (CHAT, {"messages": SAID, "tools": [1]}, "tools[0]"),
+        (CHAT, {"messages": SAID, "tools": [{"type": "function", "function": {"description": "x"}}]}, "tools[0].function.name"),
+        (CHAT, {"messages": SAID, "tools": [{"name": "f"}, {"type": "function", "function": {"name": ""}}]}, "tools[1].function.name"),
+        (CHAT, {"messages": [*SAID, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+        (CHAT, {"messages": [*SAID, {"role": "assistant", "tool_calls": [{**CALL, "id": None}]}]}, "messages[1].tool_calls[0].id"),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "tool_calls": [CALL, {**CALL, "function": {}}]}]},
+            "messages[0].tool_calls[1].function.name",
+        ),
         (CHAT, {"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": UNREAD}]}, "messages"),
+        ("/tokenize", {"messages": [*SAID, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+        ("/tokenize", {"messages": SAID, "tools": [{}]}, "tools[0].function.name"),
+        ("/tokenize", {"content": UNREAD}, "content"),
+        ("/tokenize", {"prompt": UNREAD}, "prompt"),
         ("/tokenize", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
     ],
@@ -277,7 +302,18 @@ def test_a_template_may_have_a_variable_of_any_name(client: Client) -> None:
 
 def test_a_part_of_a_message_that_has_no_text_is_not_blamed_for_its_type(client: Client) -> None:
     message = refused(client, CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]})["message"]
-    assert message == "a message has a part of type 'text' whose text is no string; send the text there"
+    assert message == "messages[0].content[0].text must be a string, not 3"
+
+
+def test_what_clients_leave_out_of_calls_and_tools_is_not_asked_for(client: Client) -> None:
+    call = {"id": "call_1", "function": {"name": "f", "arguments": {"a": 1}}}
+    messages = [*SAID, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": "x"}]
+    assert client.post(CHAT, json={"messages": messages, "tools": [{"name": "f"}]}).status_code == 503
+
+
+def test_a_message_that_cannot_fit_is_refused_with_its_field_in_anthropics_shape(client: Client) -> None:
+    answer = client.post("/v1/messages", json={"messages": [{"role": "user", "content": UNREAD}], "max_tokens": 5})
+    assert answer.get_json()["error"]["details"] == {"error_code": "context_length_exceeded", "param": "messages"}
 
 
 def test_a_token_id_below_zero_is_named(client: Client) -> None:
@@ -321,6 +357,18 @@ def test_a_body_that_is_wrong_many_times_over_is_given_up_early(schema: type[Bod
         schema.model_validate(body)
     complaints = caught.value.error_count() if isinstance(caught.value, ValidationError) else 1
     assert complaints < 10
+
+
+def test_looking_at_the_depth_of_a_long_text_costs_little() -> None:
+    """Nobody else of the process gets a turn meanwhile."""
+
+    def seconds(parse: Callable[[bytes], object]) -> float:
+        begin = time.thread_time()
+        parse(data)
+        return time.thread_time() - begin
+
+    data = json.dumps({"a": '[say "x" {' * 400_000}).encode()
+    assert min(seconds(parse_json) for _ in range(3)) < 5 * min(seconds(orjson.loads) for _ in range(3)) + 0.01
 
 
 @pytest.mark.parametrize("route", [*ROUTES, *MESSAGES])

@@ -105,8 +105,8 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_sentence(vocabular
     assert "the fake card is full" in (tmp_path / "log").read_text()
 
 
-def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(vocabulary: Path) -> None:
-    with running_server(vocabulary, engine=SLOW, drain_s=20) as server:
+def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(vocabulary: Path, tmp_path: Path) -> None:
+    with running_server(vocabulary, engine=SLOW, drain_s=20, log=tmp_path / "log") as server:
         server.wait_until_ready()
         children = descendants(server)
         with streaming(server, max_tokens=60) as stream:
@@ -121,6 +121,10 @@ def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(vocabulary: Pa
         assert "".join(choice["text"] for event in events for choice in event["choices"]) == "abc" * 20
         assert server.process.wait(30) == 0
         assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    begin, end = (line for line in lines if "drain" in line["event"])
+    assert (begin["running"], begin["drain_s"]) == (1, 20)
+    assert end["took_s"] > 0
 
 
 def test_an_answer_that_outlasts_the_drain_ends_with_an_error_event(vocabulary: Path) -> None:

@@ -14,10 +14,11 @@ from structlog.testing import capture_logs
 
 from appliance.demo import DEMO_MODEL
 from appliance.errors import SettingsError
+from appliance.memory.limits import usable_cores
 from appliance.memory.profile import VERSION
 from appliance.settings import Settings
 from appliance.web.appliance import read_appliance
-from appliance.web.server import say_what_has_no_effect
+from appliance.web.server import say_what_is_odd
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,6 +83,14 @@ def test_serve_says_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
 
 def test_elastic_settings_that_wait_for_their_switch_are_logged() -> None:
     with capture_logs() as logs:
-        say_what_has_no_effect(Settings.model_validate({"elastic": {"enabled": False, "hold_s": 3, "link": True}}))
-        say_what_has_no_effect(Settings.model_validate({"elastic": {"enabled": True, "hold_s": 3}}))
+        say_what_is_odd(Settings.model_validate({"elastic": {"enabled": False, "hold_s": 3, "link": True}}))
+        say_what_is_odd(Settings.model_validate({"elastic": {"enabled": True, "hold_s": 3}}))
     assert [log["settings"] for log in logs] == [["elastic_hold_s"]]
+
+
+def test_more_threads_than_usable_cores_are_logged() -> None:
+    cores = usable_cores()
+    with capture_logs() as logs:
+        say_what_is_odd(Settings(pool_threads=cores))
+        say_what_is_odd(Settings(pool_threads=cores + 1))
+    assert [(log["log_level"], log["pool_threads"], log["usable_cores"]) for log in logs] == [("warning", cores + 1, cores)]

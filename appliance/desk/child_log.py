@@ -34,6 +34,8 @@ class ChildLog:
     def __init__(self, lane: str) -> None:
         self.last_words: str | None = None
         """The last line that nobody meant as a log line (a traceback's last, a library's cry), or the last error logged."""
+        self.has_complained = False
+        """It was an error logged."""
         self._lane = lane
         self._lines = LineSplitter(_LONGEST_LINE_BYTES)
         self._has_crashed = False
@@ -50,16 +52,17 @@ class ChildLog:
         record = _parse(text)
         if record is None:
             _log.info(text, lane=self._lane)
-            self._remember(text)
+            self._remember(text, is_complaint=False)
         else:
             getattr(_log, record.level)(record.message, **{**record.fields, "lane": self._lane})
             if record.level in _COMPLAINTS:
-                self._remember(record.message)
+                self._remember(record.message, is_complaint=True)
 
-    def _remember(self, words: str) -> None:
+    def _remember(self, words: str, *, is_complaint: bool) -> None:
         if not self._has_crashed:
             self._has_crashed = words.startswith(_CRASH)
             self.last_words = words[:_LONGEST_LAST_WORDS]
+            self.has_complained = is_complaint
 
 
 def _parse(text: str) -> _Record | None:

@@ -17,6 +17,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -204,8 +205,8 @@ class ChildProcess:
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-        last_words = self._fault or self._stderr.last_words
-        return Ending(signal=-code, last_words=last_words) if code < 0 else Ending(exit_code=code, last_words=last_words)
+        ending = Ending(last_words=self._fault or self._stderr.last_words, is_logged=self._fault is None and self._stderr.has_complained)
+        return replace(ending, signal=-code) if code < 0 else replace(ending, exit_code=code)
 
     def _wake(self) -> None:
         with self._lock:

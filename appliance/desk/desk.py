@@ -28,7 +28,7 @@ from appliance.desk.desk_state import DeskState
 from appliance.desk.inputs import Cancel, Drain, Ending, EngineEnded, EngineSaid, Input, LoaderEnded, LoaderSaid, Submit, Tick
 from appliance.desk.lane_state import LaneState
 from appliance.desk.lines import parse_line
-from appliance.desk.status import DeskStatus, Phase
+from appliance.desk.status import DeskStatus, LaneStatus, Phase
 from appliance.desk.ticket import Ticket
 from appliance.errors import EngineError, NotReadyError, TandemError
 from appliance.protocol import Fatal, Finished, FinishReason, Generate, LoadProgress, PromptProgress, Tokens
@@ -66,6 +66,8 @@ class Desk:
         """Posts are taken; guarded by the lock."""
         self._tickets: dict[str, Ticket] = {}
         self._children: dict[str, ChildProcess] = {}
+        self._complained: set[str] = set()
+        """Children that have logged themselves why they ended last."""
         self._thread = threading.Thread(target=self._serve, name="desk", daemon=True)
 
     def start(self) -> Desk:
@@ -196,8 +198,16 @@ class Desk:
         self._status = self._state.status({name: child.pid for name, child in self._children.items()})
         for lane in self._status.lanes:
             if lane.state is LaneState.FAILED and before[lane.name] is not LaneState.FAILED:
-                _log.error("a lane is out of service until the server is restarted", lane=lane.name, reason=lane.reason)
+                self._log_failed(lane)
         self._published_s = time.monotonic()
+
+    def _log_failed(self, lane: LaneStatus) -> None:
+        """The reason is said once: here, unless the process that could not start has."""
+        event = "a lane is out of service until the server is restarted"
+        if lane.restarts == 0 and self._complained & {lane.name, _LOADER}:
+            _log.info(event, lane=lane.name)
+        else:
+            _log.error(event, lane=lane.name, reason=lane.reason)
 
     # Child processes
 
@@ -229,8 +239,12 @@ class Desk:
         child = self._children.pop(name, None)
         if child is not None:
             child.join(_JOIN_S)
+        self._complained.discard(name)
         if ending.exit_code == 0 or self._state.phase is Phase.DRAINING:
             _log.info("a process ended as it should", lane=name)
+        elif ending.is_logged:
+            self._complained.add(name)
+            _log.info("a process ended", lane=name, how=replace(ending, last_words=None).sentence(name))
         else:
             _log.warning("a process ended", lane=name, how=ending.sentence(name))
 

@@ -17,6 +17,8 @@ class Ending:
     signal: int | None = None
     last_words: str | None = None
     """What it complained of last, or what the desk found wrong with it."""
+    is_logged: bool = False
+    """The child has logged that itself, as an error."""
 
     def sentence(self, who: str) -> str:
         """`engine lead ended with exit code 1: last words`."""

@@ -44,6 +44,8 @@ class Parking:
         """Conversations that this engine has put into the store."""
         self.num_resumed = 0
         """Prompts that went on from the store."""
+        self._has_failed = False
+        """The last conversation could not be written, which was said."""
 
     @property
     def num_stored(self) -> int:
@@ -83,6 +85,9 @@ class Parking:
                 session.tokens, self._runner.state_bytes(num_tokens), lambda out: self._runner.save_state(num_tokens, out)
             )
         except OSError as error:
-            _log.warning("a conversation is not parked", tokens=num_tokens, reason=str(error))
+            if not self._has_failed:
+                _log.warning("conversations are not parked until this is mended", tokens=num_tokens, reason=str(error))
+            self._has_failed = True
             return
+        self._has_failed = self._has_failed and not is_kept
         self.num_parked += is_kept

@@ -17,7 +17,6 @@ has one open is not disturbed by its eviction. When the byte budget is full the 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
@@ -125,8 +124,8 @@ class ParkedStore:
     def park(self, tokens: Sequence[int], state_bytes: int, write: Callable[[Bytes], None]) -> bool:
         """Keeps a conversation; `write` fills `state_bytes` bytes. Returns whether it is kept now, by this call or before.
 
-        False, with a line in the log, when it is larger than the budget or shared memory is full. What `write` raises passes
-        through, and nothing is kept then.
+        False, with a line in the log, when it is larger than the budget. OSError when shared memory is full; that, and what `write`
+        raises, passes through, and nothing is kept then.
         """
         held = np.asarray(tokens, dtype=np.int32)
         if len(held) < MIN_TOKENS:
@@ -139,7 +138,8 @@ class ParkedStore:
             nbytes = _state_offset(len(held)) + state_bytes
             if not self._make_room(nbytes, held):
                 return False
-            return self._write(held, state_bytes, write)
+            self._write(held, state_bytes, write)
+            return True
 
     def restore(self, parked: Parked, read: Callable[[Bytes], None]) -> bool:
         """Gives the state's bytes to `read` and notes the use. False if the entry is gone by now."""
@@ -178,7 +178,7 @@ class ParkedStore:
             path.unlink(missing_ok=True)
         return True
 
-    def _write(self, tokens: Tokens, state_bytes: int, write: Callable[[Bytes], None]) -> bool:
+    def _write(self, tokens: Tokens, state_bytes: int, write: Callable[[Bytes], None]) -> None:
         self._num_written += 1
         new = self._folder / f"{os.getpid()}-{self._num_written}.new"
         try:
@@ -190,16 +190,9 @@ class ParkedStore:
                 memory[HEADER_BYTES : HEADER_BYTES + tokens.nbytes] = tokens.tobytes()
                 memory[:HEADER_BYTES] = _encode_header(self._state_id, len(tokens), state_bytes)
             new.rename(new.with_suffix(".state"))
-        except OSError as error:
-            new.unlink(missing_ok=True)
-            if error.errno != errno.ENOSPC:
-                raise
-            _log.warning("a conversation is not parked: shared memory is full", folder=str(self._folder), nbytes=file_bytes)
-            return False
         except BaseException:
             new.unlink(missing_ok=True)
             raise
-        return True
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

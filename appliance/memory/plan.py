@@ -272,7 +272,7 @@ def is_gpu(card: str) -> bool:
 def make_plan(config: ModelConfig, tensors: Mapping[str, TensorInfo], layout: ArenaLayout, request: PlanRequest, machine: Machine) -> Plan:
     """Decides everything that `request` leaves open, as large as fits.
 
-    Raises SettingsError for a context that the model does not have, and MemoryBudgetError, which names the three largest
+    Raises SettingsError for a context or slots that the model has no use for, and MemoryBudgetError, which names the three largest
     consumers and the setting that frees most, when it does not fit.
     """
     planner = _Planner(config, layout, dense_bytes(tensors), machine)
@@ -322,6 +322,7 @@ class _Planner:
     def draft(self, request: PlanRequest) -> Plan:
         """A plan with every choice made, whether it fits or not."""
         context = self._context(request)
+        self._check_slots(request)
         chunk = min(request.chunk, context)
         arena_bytes = HEADER_BYTES + self.layout.total_bytes
         processes_bytes = WEB_BYTES + len(request.cards) * ENGINE_BYTES
@@ -353,6 +354,12 @@ class _Planner:
                 param="context",
             )
         return request.context
+
+    def _check_slots(self, request: PlanRequest) -> None:
+        if request.slots is not None and request.slots > self.layout.num_experts:
+            raise SettingsError(
+                f"slots = {request.slots} is more than the {self.layout.num_experts} experts of {self.config.name}; lower it", param="slots"
+            )
 
     def _card(self, card: str, request: PlanRequest, context: int, chunk: int, share: int) -> CardPlan:
         return self._gpu(card, request, context, chunk) if is_gpu(card) else self._host_card(card, request, context, chunk, share)

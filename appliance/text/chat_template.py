@@ -6,13 +6,12 @@ messages ── plain values ── control tokens broken by marks ── templa
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 
 from appliance.errors import CorruptModelError, RequestError
 from appliance.gguf_file import GgufFile
 from appliance.gguf_metadata import MetadataReader
-from appliance.text.messages import Shape, as_parts, as_plain, map_texts
+from appliance.text.messages import Shape, as_parts, as_plain, map_texts, texts_of
 from appliance.text.reply import without_open_think
 from appliance.text.template_process import TemplateLimits, TemplateProcess
 from appliance.text.tokenizer import Tokenizer
@@ -39,6 +38,8 @@ CHATML = (
 
 _PROBE = "e6a1f0c93b"
 """A message that is in no template."""
+_PIECE = 1 << 18
+"""Characters of a text that are looked at in one go."""
 
 
 class ChatTemplate:
@@ -151,7 +152,7 @@ class ChatTemplate:
         """What the template gets from the client."""
         return {
             **extra,
-            "messages": [self._shape(message) for message in messages],
+            "messages": [self._shape(message, f"messages[{at}]") for at, message in enumerate(messages)],
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -164,7 +165,11 @@ class ChatTemplate:
 
     def _unused_character(self, variables: Mapping[str, object]) -> str:
         """A private-use character that neither the client's values nor the templates contain."""
-        used = set(json.dumps(variables, ensure_ascii=False)).union(*self._sources.values())
+        used = set[str]().union(*self._sources.values())
+        for text in texts_of(variables):
+            if not text.isascii():
+                for start in range(0, len(text), _PIECE):  # in one go, others would wait for it
+                    used.update(text[start : start + _PIECE])
         candidates = itertools.chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
         mark = next((character for character in map(chr, candidates) if character not in used), None)
         if mark is None:
@@ -173,7 +178,7 @@ class ChatTemplate:
 
     def _shows(self, shape: Shape) -> bool:
         """Whether a message in that shape comes out of the template with its text."""
-        message = shape({"role": "user", "content": _PROBE})
+        message = shape({"role": "user", "content": _PROBE}, "messages[0]")
         try:
             return _PROBE in self._run({"messages": [message], "tools": None, "add_generation_prompt": True})
         except RequestError:

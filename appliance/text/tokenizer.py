@@ -9,6 +9,7 @@ be able to forge the tokens that frame a conversation.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 import re
@@ -29,6 +30,11 @@ from appliance.text.vocabulary import TokenKind, Vocabulary, read_vocabulary
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_LONG = 1 << 20
+"""Texts of more characters are refused by their beginning where that does not fit, since reading all of it takes long."""
+_CHARACTERS_PER_TOKEN = 16
+"""A beginning of so many times the context is looked at: more than words have on average."""
+_UNSURE_WORDS = 3
 _SILENT_KINDS = (TokenKind.UNUSED, TokenKind.UNDEFINED)
 
 
@@ -71,17 +77,18 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.vocabulary)
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False, *, param: str | None = None) -> list[int]:
         """The token ids of `text`. Releases the GIL while it merges. ContextLengthError as the constructor says.
 
         Args:
             text: Any text; a lone surrogate is read as U+FFFD.
             add_special: Put BOS before and EOS behind, where the model wants them.
             parse_special: Read control tokens that are spelled out in the text as those tokens. Without it they are plain text.
+            param: The request's field that the text comes from, for the error.
         """
-        self._check_length(text)
+        self._check_length(text, param)
         finder = self._special if parse_special else self._user_defined
-        ids = self._encode_pieces(list(_cut(finder, _LONE_SURROGATE.sub("\ufffd", text))))
+        ids = self._encode_pieces(list(_cut(finder, _mended(text))), param)
         return [*self._bos, *ids, *self._eos] if add_special else ids
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
@@ -89,14 +96,14 @@ class Tokenizer:
 
         `mark` is one character. See `protect`. Control tokens whose text is a plain word are never read from text here.
         """
-        self._check_length(text)
+        self._check_length(text, "messages")
         pieces: list[str | int] = []
-        for piece in _cut(self._control, _LONE_SURROGATE.sub("\ufffd", text)):
+        for piece in _cut(self._control, _mended(text)):
             if isinstance(piece, int):
                 pieces.append(piece)
             else:
                 pieces.extend(_cut(self._user_defined, piece.replace(mark, "")))
-        return self._encode_pieces(pieces)
+        return self._encode_pieces(pieces, "messages")
 
     def protect(self, text: str, mark: str) -> str:
         """`text` with a `mark` in every control token spelled out in it, and behind a beginning of one at its end.
@@ -126,13 +133,39 @@ class Tokenizer:
             raise RequestError(f"token id {token_id} is not in the vocabulary, which has the ids 0 to {self.vocab_size - 1}")
         return _bytes_of(self.vocabulary.texts[token_id], self.vocabulary.kinds[token_id])
 
-    def _check_length(self, text: str) -> None:
+    def least_tokens(self, texts: Sequence[str]) -> int:
+        """How many tokens any texts have at least of which the last begins with the last of these, and the others are these.
+
+        Text is cut into words from left to right, so what follows can only change the last of them.
+        """
+        encoded = self._pairs.encode_batch(texts, add_special_tokens=False)
+        words = [word for word in encoded[-1].word_ids if word is not None]
+        unsure = len(words) - bisect.bisect_left(words, words[-1] - _UNSURE_WORDS + 1)
+        return sum(map(len, encoded)) - unsure
+
+    def _check_length(self, text: str, param: str | None) -> None:
         least = len(text) // self._longest
         if self._context is not None and least >= self._context:
-            raise ContextLengthError.of_prompt(f"at least {least}", self._context)
+            raise ContextLengthError.of_prompt(f"at least {least}", self._context, param)
 
-    def _encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+    def _check_beginning(self, texts: Sequence[str], param: str | None) -> None:
+        """A cheap look at long texts."""
+        size = _CHARACTERS_PER_TOKEN * (self._context or 0)
+        if self._context is None or sum(map(len, texts)) <= max(size, _LONG):
+            return
+        beginning: list[str] = []
+        for text in texts:
+            beginning.append(text[:size])
+            size -= len(text)
+            if size <= 0:
+                break
+        least = self.least_tokens(beginning)
+        if least >= self._context:
+            raise ContextLengthError.of_prompt(f"at least {least}", self._context, param)
+
+    def _encode_pieces(self, pieces: Sequence[str | int], param: str | None) -> list[int]:
         texts = [piece for piece in pieces if isinstance(piece, str)]
+        self._check_beginning(texts, param)
         encoded = iter(self._pairs.encode_batch_fast(texts, add_special_tokens=False))
         ids: list[int] = []
         for piece in pieces:
@@ -141,6 +174,15 @@ class Tokenizer:
             else:
                 ids.extend(next(encoded).ids)
         return ids
+
+
+def _mended(text: str) -> str:
+    """Without lone surrogates. Encoding tells sooner than a search that there are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _LONE_SURROGATE.sub("\ufffd", text)
+    return text
 
 
 def _cut(finder: SpecialTokenFinder, text: str) -> Iterator[str | int]:

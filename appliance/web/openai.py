@@ -58,8 +58,8 @@ def tokenize(body: TokenizeBody) -> Response:
         variables = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
         ids = chat_prompt(here, body.messages, body.tools, variables)
     else:
-        text = body.content if body.content is not None else body.prompt or ""
-        ids = here.tokenizer.encode(text, add_special=body.add_special, parse_special=body.parse_special)
+        field, text = ("prompt", body.prompt or "") if body.content is None else ("content", body.content)
+        ids = here.tokenizer.encode(text, body.add_special, body.parse_special, param=field)
     tokens: list[Any] = [_piece(here.tokenizer, token) for token in ids] if body.with_pieces else ids
     return jsonify({"tokens": tokens, "count": len(ids), "max_model_len": here.model.context})
 

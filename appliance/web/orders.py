@@ -46,7 +46,7 @@ def chat_orders(service: Service, body: ChatBody, request_id: str) -> list[Order
 def completion_orders(service: Service, body: CompletionBody, request_id: str) -> list[Order]:
     """`n` orders per prompt, prompt by prompt, as OpenAI numbers the choices."""
     prompts = [
-        service.tokenizer.encode(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        service.tokenizer.encode(prompt, parse_special=True, param="prompt") if isinstance(prompt, str) else list(prompt)
         for prompt in body.prompts()
     ]
     for prompt in prompts:
@@ -97,12 +97,12 @@ def _check_prompt(service: Service, prompt: Sequence[int], field: str) -> None:
     """`field` of the request is where the prompt came from."""
     if not prompt:
         raise RequestError(f"{field}: the prompt is empty; send at least one token", param=field)
-    largest = max(prompt)
-    if largest >= service.model.vocab:
-        raise RequestError(f"the prompt has token {largest}, but the model's vocabulary ends at {service.model.vocab - 1}", param=field)
     limit = service.model.context
     if len(prompt) >= limit:
         raise ContextLengthError.of_prompt(str(len(prompt)), limit, field)
+    largest = max(prompt)
+    if largest >= service.model.vocab:
+        raise RequestError(f"the prompt has token {largest}, but the model's vocabulary ends at {service.model.vocab - 1}", param=field)
 
 
 def _answer_length(service: Service, prompt_tokens: int, wanted: int | None) -> int:
@@ -118,7 +118,8 @@ def _sampling(service: Service, body: AnswerBody) -> Sampling:
     default = service.model.sampling
     unknown = next((token for token in body.logit_bias if not 0 <= token < service.model.vocab), None)
     if unknown is not None:
-        raise RequestError(f"logit_bias names token {unknown}, but the vocabulary has 0 to {service.model.vocab - 1}", param="logit_bias")
+        path = f"logit_bias.{unknown}"
+        raise RequestError(f"{path}: there is no such token; the vocabulary has 0 to {service.model.vocab - 1}", param=path)
     return Sampling(
         temperature=_given(body.temperature, default.temperature),
         top_k=max(0, _given(body.top_k, default.top_k)),

@@ -272,6 +272,40 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
+def _checked_messages(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Calls and their results find each other by the call's id, which every client has from us."""
+    for at, message in enumerate(messages):
+        if message.role == "tool":
+            _check_given(f"messages[{at}].tool_call_id", message.tool_call_id)
+        for number, call in enumerate(message.tool_calls or []):
+            _check_given(f"messages[{at}].tool_calls[{number}].id", call.get("id"))
+            _check_given(f"messages[{at}].tool_calls[{number}].function.name", _function_of(call).get("name"))
+    return messages
+
+
+def _checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for number, tool in enumerate(tools):
+        _check_given(f"tools[{number}].function.name", _function_of(tool).get("name"))
+    return tools
+
+
+def _check_given(path: str, value: Any) -> None:
+    if value is None:
+        raise RequestError(f"{path} is missing; send it", param=path)
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"{path} must be a string that is not empty, not {shown(value)}", param=path)
+
+
+def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Some clients leave the wrapping out, as templates do too."""
+    function = tool.get("function", tool)
+    return function if isinstance(function, dict) else {}
+
+
+Messages = Annotated[ListOf[ChatMessage], Field(min_length=1), AfterValidator(_checked_messages)]
+Tools = Annotated[ListOf[dict[str, Any]], AfterValidator(_checked_tools)]
+
+
 class NamedFunction(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -290,11 +324,11 @@ class FunctionChoice(BaseModel):
 class ChatBody(AnswerBody):
     """`POST /v1/chat/completions`."""
 
-    messages: ListOf[ChatMessage] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = Field(None, description="Needs logprobs.")
-    tools: ListOf[dict[str, Any]] = Field([], description="Shown to the model if its chat template knows tools.")
+    tools: Tools = Field([], description="Shown to the model if its chat template knows tools.")
     tool_choice: Literal["auto", "none", "required"] | FunctionChoice = Field(
         "auto", description="`required`, or a function: the call is begun for the model, which writes the rest."
     )
@@ -325,23 +359,11 @@ class ChatBody(AnswerBody):
             raise RequestError(
                 "tool_choice: a call cannot be demanded with add_generation_prompt: false; leave that out", param="tool_choice"
             )
-        names = []
-        for number, tool in enumerate(self.tools):
-            name = _function_of(tool).get("name")
-            if not isinstance(name, str) or not name:
-                path = f"tools[{number}].function.name"
-                raise RequestError(f"{path} is missing; a call can only be demanded of tools with names", param=path)
-            names.append(name)
+        names = [_function_of(tool)["name"] for tool in self.tools]
         if isinstance(self.tool_choice, FunctionChoice):
             check_demanded_tool("tool_choice.function.name", self.tool_choice.function.name, names)
         else:
             check_demanded_tool(None, None, names)
-
-
-def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Some clients leave the wrapping out, as templates do too."""
-    function = tool.get("function", tool)
-    return function if isinstance(function, dict) else {}
 
 
 class TokenizeBody(Body):
@@ -350,8 +372,8 @@ class TokenizeBody(Body):
     model: str | None = None
     content: str | None = Field(None, description="The text. `prompt` is another name for it.")
     prompt: str | None = None
-    messages: ListOf[ChatMessage] | None = Field(None, min_length=1)
-    tools: ListOf[dict[str, Any]] = []
+    messages: Messages | None = None
+    tools: Tools = []
     chat_template_kwargs: TemplateVariables = {}
     add_generation_prompt: bool = True
     add_special: bool = Field(False, description="Add the tokens that the model wants at the beginning.")

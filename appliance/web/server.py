@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -29,11 +30,12 @@ from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import ThreadWorker
 
 from appliance.desk.desk import Desk
+from appliance.desk.status import Phase
 from appliance.errors import SettingsError
 from appliance.lifeline import end_with_parent
 from appliance.log import configure_logging
 from appliance.memory.gpus import is_built_for_gpus
-from appliance.memory.limits import visible_gpus
+from appliance.memory.limits import usable_cores, visible_gpus
 from appliance.peer_check import PeerReport, check_peers
 from appliance.protocol import LoadProgress
 from appliance.settings import Settings
@@ -61,7 +63,7 @@ _KEEPALIVE_S = 15
 def run_server(settings: Settings) -> int:
     """Serves until told to stop; returns the exit code. TandemError for what is wrong before anything has started."""
     configure_logging(settings.log_level, settings.log_format)
-    say_what_has_no_effect(settings)
+    say_what_is_odd(settings)
     if needs_fetching(settings):
         return _fetch_and_serve(settings)
     appliance = read_appliance(resolve_model(settings))
@@ -72,10 +74,17 @@ def run_server(settings: Settings) -> int:
     return serve(appliance, listener)
 
 
-def say_what_has_no_effect(settings: Settings) -> None:
-    """Of an elastic block that was switched off in so many words."""
+def say_what_is_odd(settings: Settings) -> None:
+    """An elastic block that was switched off in so many words, and more threads than can run at once."""
     if not settings.elastic.enabled and (idle := settings.elastic.model_dump(exclude_defaults=True)):
         log.warning("elastic_enabled is false, so other elastic settings have no effect", settings=[f"elastic_{name}" for name in idle])
+    cores = usable_cores()
+    if settings.pool_threads is not None and settings.pool_threads > cores:
+        log.warning(
+            "pool_threads is more than the usable cores, which slows the engines down",
+            pool_threads=settings.pool_threads,
+            usable_cores=cores,
+        )
 
 
 def _fetch_and_serve(settings: Settings) -> int:
@@ -185,7 +194,14 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def drain(self) -> None:
         """In the worker: refuses new requests, lets running ones go on for `drain_s`, ends the engines. Blocks until then."""
-        self._stop(self._appliance.settings.drain_s)
+        drain_s, begin = self._appliance.settings.drain_s, time.monotonic()
+        if self._desk is None or (status := self._desk.status()).phase in (Phase.DRAINING, Phase.FAILED):
+            self._stop(drain_s)
+            return
+        running = sum(lane.request is not None for lane in status.lanes)
+        log.info("draining: running requests may go on, new ones are refused", running=running, drain_s=drain_s)
+        self._stop(drain_s)
+        log.info("drained: every request and every engine has ended", took_s=round(time.monotonic() - begin, 2))
 
     def close(self) -> None:
         """In the worker: ends every answer and every engine at once. Blocks until then; may be called again."""
