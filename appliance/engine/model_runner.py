@@ -220,8 +220,8 @@ class ModelRunner:
             raise EngineError("the model was closed; start the engine again")
         if self._graph.is_gpu and len(tokens) > WINDOW_ROWS:
             logits = self._run_prompt(tokens, position, num_logits)
-        elif self._graph.is_gpu and len(tokens) == 1:
-            logits = self._run_one_row(tokens, position, num_logits)
+        elif self._graph.is_gpu and not self._cache.holds_all:
+            logits = self._run_with_misses(tokens, position, num_logits)
         else:
             logits = self._run_until_answered(tokens, position, num_logits)
         self._rows_since_boundary += len(tokens)
@@ -396,8 +396,11 @@ class ModelRunner:
     def _memory(self) -> CardMemory:
         return CardMemory((self._plan.total_bytes - self._given_bytes) // MIB, self._given_bytes // MIB)
 
-    def _run_one_row(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
-        """A window on a GPU, with the share of what it misses that is streamed."""
+    def _run_with_misses(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+        """A window on a GPU, with a share of what it misses streamed."""
+        if len(tokens) > 1:
+            self._stream(self._streamed.usual)
+            return self._run_until_answered(tokens, position, num_logits)
         self._stream(self._streamed.begin_window((self._pair.has_peer_now, self._pool.num_held > 0)))
         start = time.perf_counter()
         logits = self._run_until_answered(tokens, position, num_logits)

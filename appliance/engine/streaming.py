@@ -57,7 +57,7 @@ class StreamedShare:
 
     @property
     def usual(self) -> float:
-        """For windows that are not counted."""
+        """For windows of several rows."""
         return self._usual if self._wanted is None else self._wanted
 
     def begin_window(self, situation: Hashable) -> float:
