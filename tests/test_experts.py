@@ -240,6 +240,12 @@ def test_memory_that_is_not_there_any_more_leaves_the_slots_given_back(rig: Cach
     rig.cache.give_back(3 * SMALL + LARGE)
 
     class Gone:
+        nbytes = SMALL
+
+        def part(self, offset: int, nbytes: int) -> Gone:
+            assert (offset, nbytes) == (0, SMALL)
+            return self
+
         def touch(self) -> None:
             raise MemoryError
 
