@@ -102,6 +102,8 @@ def _read_yaml(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
         raise SettingsError(
             f"{path} is not valid YAML{_place(error)}; look at indentation (spaces, no tabs), brackets and quotes"
         ) from None
+    except RecursionError:
+        raise SettingsError(f"{path} is nested too deeply; settings are a few levels deep") from None
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{path} must hold a mapping of settings, not a {type(content).__name__}")
     return root, content or {}

@@ -80,6 +80,7 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
         (b"port: 1\n\tx: 2\n", "is not valid YAML at line 2 column 1; look at indentation (spaces, no tabs)"),
         (b"a: \x01\n", "is not valid YAML; look at"),
         (b"a: \xff\n", "is no text in UTF-8; save it as that"),
+        (b"a: " + b"[" * 5000, "is nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_yaml_is_told_where_in_words_of_ours(tmp_path: Path, content: bytes, sentence: str) -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from appliance.errors import CorruptModelError, RequestError
 from appliance.gguf_file import open_gguf
+from appliance.json_depth import MAX_DEPTH
 from appliance.text.chat_template import CHATML, ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from tests.chat_templates import CHATML_WITH_TOOLS, CONVERSATIONS, PARTS_ONLY, SIMPLE, STRICT_TURNS, TEMPLATES, TOOLS, TURNS
@@ -191,6 +192,14 @@ def test_ordinary_conversations_have_the_ids_of_their_text(chatml: ChatTemplate,
     messages = CONVERSATIONS[conversation]
     text = chatml.render(messages, TOOLS)
     assert chatml.render_to_ids(tokenizer, messages, TOOLS) == tokenizer.encode(text, add_special=False, parse_special=True)
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 900, 50_000])
+def test_arguments_nested_too_deeply_stay_text(chatml: ChatTemplate, depth: int) -> None:
+    arguments = '{"a":' + "[" * depth + "]" * depth + "}"
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    text = chatml.render([*SIMPLE, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert "[" * depth in text
 
 
 def test_escapes_in_arguments_hide_no_control_token(chatml: ChatTemplate, tokenizer: Tokenizer) -> None:

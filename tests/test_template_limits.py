@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.errors import CorruptModelError, NotReadyError, RequestError
+from appliance.errors import ContextLengthError, CorruptModelError, NotReadyError, RequestError
 from appliance.text.template_process import TemplateLimits, TemplateProcess
 from tests.chat_templates import HOSTILE
 
@@ -149,5 +149,5 @@ def test_text_as_long_as_the_limit_is_given_and_longer_text_is_refused(opened: O
     process = opened("{{ messages[0].content }}")
     longest = "é" * LIMITS.max_characters
     assert process.render("default", {"messages": [{"content": longest}]}) == longest
-    with pytest.raises(RequestError, match=f"more than {LIMITS.max_characters} characters"):
+    with pytest.raises(ContextLengthError, match=f"more than {LIMITS.max_characters} characters"):
         process.render("default", {"messages": [{"content": longest + "é"}]})

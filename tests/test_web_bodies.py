@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
@@ -20,11 +21,12 @@ from appliance.desk.config import DeskConfig, LaneConfig
 from appliance.desk.desk import Desk
 from appliance.errors import RequestError
 from appliance.gguf_file import open_gguf
+from appliance.json_depth import MAX_DEPTH
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web.app import create_app
-from appliance.web.json_body import MAX_DEPTH, parse_json
+from appliance.web.json_body import parse_json
 from appliance.web.message_bodies import MessagesBody
 from appliance.web.model_info import ModelInfo
 from appliance.web.schemas import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -369,6 +371,20 @@ def test_looking_at_the_depth_of_a_long_text_costs_little() -> None:
 
     data = json.dumps({"a": '[say "x" {' * 400_000}).encode()
     assert min(seconds(parse_json) for _ in range(3)) < 5 * min(seconds(orjson.loads) for _ in range(3)) + 0.01
+
+
+def test_a_body_that_ends_early_takes_no_more_memory_than_its_parser_does() -> None:
+    data = b'{"a":"' + b"x\\n" * 400_000
+
+    def peak_bytes(parse: Callable[[bytes], object], error: type[Exception]) -> int:
+        tracemalloc.start()
+        with pytest.raises(error):
+            parse(data)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+    assert peak_bytes(parse_json, RequestError) < 1.5 * peak_bytes(orjson.loads, orjson.JSONDecodeError)
 
 
 @pytest.mark.parametrize("route", [*ROUTES, *MESSAGES])

@@ -86,7 +86,7 @@ class Parking:
             )
         except OSError as error:
             if not self._has_failed:
-                _log.warning("conversations are not parked until this is mended", tokens=num_tokens, reason=str(error))
+                _log.warning("conversations for which there is no room are not parked", tokens=num_tokens, reason=str(error))
             self._has_failed = True
             return
         self._has_failed = self._has_failed and not is_kept

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from appliance.complaints import shown
 from appliance.errors import RequestError
+from appliance.json_depth import MAX_DEPTH, depth_of
 
 Shape = Callable[[Mapping[str, object], str], dict[str, object]]
 """Brings one message into the form that a template reads; the text says where the request has it, for errors."""
@@ -88,4 +89,6 @@ def _with_parsed_arguments(call: object) -> object:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
         return call  # what is no JSON is for the template to judge
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    if not isinstance(arguments, dict) or depth_of(arguments) > MAX_DEPTH:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from appliance.errors import CapacityError, CorruptModelError, NotReadyError, RequestError
+from appliance.errors import CapacityError, ContextLengthError, CorruptModelError, NotReadyError, RequestError
 
 _WORKER = Path(__file__).with_name("template_worker.py")
 _READ_BYTES = 1 << 16
@@ -59,6 +59,11 @@ class TemplateProcess:
             answer = self._ask(request)
         finally:
             self._lock.release()
+        if "too_long" in answer:
+            raise ContextLengthError(
+                f"prompt is too long: the model's chat template makes more than {self._limits.max_characters} characters of it; shorten it",
+                param="messages",
+            )
         if "error" in answer:
             raise RequestError(f"the model's chat template does not accept this conversation: {answer['error']}", param="messages")
         return answer["text"]

@@ -5,7 +5,7 @@ from looping for ever or filling the memory in one C call that no other thread c
 set by the kernel, that can be killed.
 
     -> {"sources": {name: template}, "memory_bytes": n, "max_characters": n}    <- {} or {"error": text}
-    -> {"template": name, "variables": {...}}                                               <- {"text": text} or {"error": text}
+    -> {"template": name, "variables": {...}}                               <- {"text": text}, {"error": text} or {"too_long": name}
 
 One line of JSON each. The end of the input ends the process.
 """
@@ -107,7 +107,7 @@ class Renderer:
         for piece in self._templates[name].generate(**variables):
             left -= len(piece)
             if left < 0:
-                raise TemplateTooLongError(f"the text has more than {self._max_characters} characters")
+                raise TemplateTooLongError
             pieces.append(piece)
         return "".join(pieces)
 
@@ -133,6 +133,8 @@ def main() -> int:
 def _answer(renderer: Renderer, name: str, variables: Mapping[str, Any]) -> dict[str, str]:
     try:
         return {"text": renderer.render(name, variables)}
+    except TemplateTooLongError:
+        return {"too_long": name}
     except Exception as error:  # a template can fail in any way
         return {"error": _sentence(error)}
 

@@ -12,12 +12,11 @@ from typing import Any
 import orjson
 
 from appliance.errors import RequestError
+from appliance.json_depth import MAX_DEPTH, depth_of
 
-_ESCAPE = re.compile(rb"\\(?:u(?:[dD][89abAB]HH\\u[dD][c-fC-F]HH|(?P<lone>[dD][89a-fA-F]HH))|.)".replace(b"H", b"[0-9a-fA-F]"), re.DOTALL)
-"""One escape in a JSON text. A surrogate is alone unless the other half follows it, and a pair is matched first."""
-
-MAX_DEPTH = 200
-"""Of objects and lists in each other. Whoever walks through a value, templates too, calls itself for every level."""
+_LONE = re.compile(rb"\\u(?:[dD][89abAB]HH(?!\\u[dD][c-fC-F]HH)|(?<!\\u[dD][89abAB]HH\\u)[dD][c-fC-F]HH)".replace(b"H", b"[0-9a-fA-F]"))
+"""The escape of a surrogate without its other half, where no backslash is escaped."""
+_ESCAPED_BACKSLASH, _STAND_IN = rb"\\", b"\0\0"
 
 
 def parse_json(data: bytes) -> Any:
@@ -25,19 +24,9 @@ def parse_json(data: bytes) -> Any:
     if not data:
         raise RequestError("the body is empty; send a JSON object")
     value = _parse(data)
-    if (depth := _depth(value)) > MAX_DEPTH:
+    if (depth := depth_of(value)) > MAX_DEPTH:
         raise RequestError(f"the body's objects and lists lie {depth} levels deep in each other; at most {MAX_DEPTH} are read")
     return value
-
-
-def _depth(value: Any) -> int:
-    """Level by level: other threads get their turn in between, and nobody calls himself."""
-    depth, level = -1, [iter([value])]
-    while level:
-        depth += 1
-        inner = [item for items in level for item in items if isinstance(item, (dict, list))]
-        level = [iter(item.values() if isinstance(item, dict) else item) for item in inner]
-    return depth
 
 
 def _parse(data: bytes) -> Any:
@@ -49,8 +38,8 @@ def _parse(data: bytes) -> Any:
 
 def _parse_mended(data: bytes, error: orjson.JSONDecodeError) -> Any:
     """Another try without lone surrogates. The mended text is as long as the given one, so places in it are the same."""
-    mended = _ESCAPE.sub(lambda escape: rb"\ufffd" if escape["lone"] else escape[0], data)
-    if mended != data:
+    if "surrogate" in error.msg and b"\0" not in data:
+        mended = _LONE.sub(rb"\\ufffd", data.replace(_ESCAPED_BACKSLASH, _STAND_IN)).replace(_STAND_IN, _ESCAPED_BACKSLASH)
         try:
             return orjson.loads(mended)
         except orjson.JSONDecodeError as second:

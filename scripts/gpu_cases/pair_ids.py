@@ -255,7 +255,7 @@ def _with_kills(victim: str, num_kills: int) -> Callable[[PairDesk, Sequence[Gen
             is_killed = first < 2 * num_kills and len(both) == 2
             if is_killed:
                 for underway in begun:
-                    underway.wait_for_tokens(both[0].max_tokens // 4)
+                    underway.wait_for_tokens(FIRST_TOKENS)
                 _kill(desk, victim)
             ended = {request.id: underway.finish() for request, underway in zip(both, begun, strict=True)}
             lost = [answer for answer in ended.values() if not answer.is_whole]
