@@ -1,7 +1,8 @@
-"""How deep objects and lists lie in each other."""
+"""How deep objects and lists lie in each other, and how many values there are."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import Any
 
 MAX_DEPTH = 200
@@ -9,11 +10,15 @@ MAX_DEPTH = 200
 
 
 def depth_of(value: Any) -> int:
-    """Of a JSON value; 0 for one without objects and lists. Level by level: other threads get their turn in between, and nobody calls
-    himself."""
-    depth, level = -1, [iter([value])]
+    """Of a JSON value; 0 for one without objects and lists."""
+    return sum(1 for _ in values_by_level(value)) - 1
+
+
+def values_by_level(value: Any) -> Iterator[int]:
+    """How many values there are on each level of a JSON value, from the outside. Other threads get their turn between two levels, and
+    nobody calls himself."""
+    level: list[Collection[Any]] = [[value]]
     while level:
-        depth += 1
+        yield sum(map(len, level))
         inner = [item for items in level for item in items if isinstance(item, (dict, list))]
-        level = [iter(item.values() if isinstance(item, dict) else item) for item in inner]
-    return depth
+        level = [item.values() if isinstance(item, dict) else item for item in inner]

@@ -26,7 +26,7 @@ from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
 from appliance.web.app import create_app
-from appliance.web.json_body import parse_json
+from appliance.web.json_body import MAX_VALUES, parse_json
 from appliance.web.message_bodies import MessagesBody
 from appliance.web.model_info import ModelInfo
 from appliance.web.schemas import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -385,6 +385,13 @@ def test_a_body_that_ends_early_takes_no_more_memory_than_its_parser_does() -> N
         return peak
 
     assert peak_bytes(parse_json, RequestError) < 1.5 * peak_bytes(orjson.loads, orjson.JSONDecodeError)
+
+
+def test_a_body_of_too_many_values_is_refused_and_one_of_a_million_token_ids_is_not() -> None:
+    assert len(parse_json(b'{"prompt":[' + b"1," * (1 << 20) + b"1]}")["prompt"]) == (1 << 20) + 1
+    for many in (b'{"metadata":[' + b"{}," * MAX_VALUES + b"{}]}", b"[" + b"[1]," * (MAX_VALUES // 2) + b"1]"):
+        with pytest.raises(RequestError, match=f"more than {MAX_VALUES} values"):
+            parse_json(many)
 
 
 @pytest.mark.parametrize("route", [*ROUTES, *MESSAGES])

@@ -12,11 +12,15 @@ from typing import Any
 import orjson
 
 from appliance.errors import RequestError
-from appliance.json_depth import MAX_DEPTH, depth_of
+from appliance.json_depth import MAX_DEPTH, values_by_level
 
 _LONE = re.compile(rb"\\u(?:[dD][89abAB]HH(?!\\u[dD][c-fC-F]HH)|(?<!\\u[dD][89abAB]HH\\u)[dD][c-fC-F]HH)".replace(b"H", b"[0-9a-fA-F]"))
 """The escape of a surrogate without its other half, where no backslash is escaped."""
 _ESCAPED_BACKSLASH, _STAND_IN = rb"\\", b"\0\0"
+
+
+MAX_VALUES = 1_250_000
+"""In one body: a million token ids and some more. Millions of small values keep everybody else of the process waiting for seconds."""
 
 
 def parse_json(data: bytes) -> Any:
@@ -24,7 +28,12 @@ def parse_json(data: bytes) -> Any:
     if not data:
         raise RequestError("the body is empty; send a JSON object")
     value = _parse(data)
-    if (depth := depth_of(value)) > MAX_DEPTH:
+    depth, num_values = -1, 0
+    for num_here in values_by_level(value):
+        depth, num_values = depth + 1, num_values + num_here
+        if num_values > MAX_VALUES:
+            raise RequestError(f"the body has more than {MAX_VALUES} values; send less at a time")
+    if depth > MAX_DEPTH:
         raise RequestError(f"the body's objects and lists lie {depth} levels deep in each other; at most {MAX_DEPTH} are read")
     return value
 
