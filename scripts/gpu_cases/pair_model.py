@@ -10,20 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from appliance.settings import Settings
+from scripts.gpu_cases.weight_types import USUAL
 from tests.gguf_writing import ModelShape
 from tests.random_models import RandomModel, write_random_model
 
 SHAPE = ModelShape(layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, experts=24, top_k=6, width=256, vocab=512, context=1024)
-TYPES = {
-    "token_embd.weight": "Q8_0",
-    "output.weight": "Q6_K",
-    "attn_q": "Q4_K",
-    "attn_k": "Q5_K",
-    "attn_v": "Q6_K",
-    "attn_output": "Q8_0",
-    "ffn_gate_exps": "Q4_K",
-    "ffn_up_exps": "Q4_K",
-    "ffn_down_exps": "Q6_K",
+TYPES = USUAL | {
     "blk.1.ffn_gate_exps.weight": "IQ3_S",
     "blk.1.ffn_up_exps.weight": "IQ3_S",
     "blk.1.ffn_down_exps.weight": "IQ4_NL",

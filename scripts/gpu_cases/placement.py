@@ -19,22 +19,14 @@ from numpy.typing import NDArray
 from appliance.engine.model_runner import ModelRunner
 from appliance.memory.policy import AlwaysSwap, blob_bytes_table
 from scripts.gpu_cases.findings import Findings
+from scripts.gpu_cases.weight_types import USUAL
 from tests.gguf_writing import ModelShape
 from tests.random_models import RandomModel, open_arena, open_runner, prefill, write_random_model
 
 Logits = NDArray[np.float32]
 SHAPE = ModelShape(layers=4, hidden=512, heads=8, kv_heads=2, head_dim=64, experts=32, top_k=8, width=256, vocab=2048, context=2304)
 QUICK_SHAPE = ModelShape(layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, experts=16, top_k=6, width=256, vocab=320, context=512)
-TYPES = {
-    "token_embd.weight": "Q8_0",
-    "output.weight": "Q6_K",
-    "attn_q": "Q4_K",
-    "attn_k": "Q5_K",
-    "attn_v": "Q6_K",
-    "attn_output": "Q8_0",
-    "ffn_gate_exps": "Q4_K",
-    "ffn_up_exps": "Q4_K",
-    "ffn_down_exps": "Q6_K",
+TYPES = USUAL | {
     "blk.1.ffn_gate_exps.weight": "IQ3_S",
     "blk.1.ffn_up_exps.weight": "IQ3_XXS",
     "blk.1.ffn_down_exps.weight": "IQ4_NL",

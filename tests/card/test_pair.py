@@ -117,6 +117,16 @@ def test_attaching_and_detaching_in_the_middle_with_swaps_changes_no_bit(model: 
         assert runner.stats()["swaps"] > 0
 
 
+def between_steps(runner: ModelRunner, steps: Iterator[None]) -> Logits:
+    """Logits of windows of one row each, with a step before each of them; no step is left then."""
+    parts = []
+    for position, token in enumerate(DECODED):
+        next(steps, None)
+        parts.append(one_by_one(runner, [token], position))
+    assert next(steps, "the end") == "the end"
+    return np.concatenate(parts)
+
+
 def test_windows_between_the_parts_in_which_the_second_card_goes_and_comes_change_no_bit(
     model: RandomModel, shm_dir: Path, expected: Logits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,21 +134,9 @@ def test_windows_between_the_parts_in_which_the_second_card_goes_and_comes_chang
     with with_peer(model, shm_dir) as runner:
         runner.attach_peer()
         fill(runner)
-        steps = runner.detaching_peer()
-        parts = []
-        for position, token in enumerate(DECODED):
-            next(steps, None)
-            parts.append(one_by_one(runner, [token], position))
-        assert next(steps, "the end") == "the end"
-        assert same_bits(np.concatenate(parts), expected)
+        assert same_bits(between_steps(runner, runner.detaching_peer()), expected)
         assert "peer" not in runner.stats()["rows_by_tier"]
-        steps = runner.attaching_peer()
-        parts = []
-        for position, token in enumerate(DECODED):
-            next(steps, None)
-            parts.append(one_by_one(runner, [token], position))
-        assert next(steps, "the end") == "the end"
-        assert same_bits(np.concatenate(parts), expected)
+        assert same_bits(between_steps(runner, runner.attaching_peer()), expected)
         fill(runner)
         assert same_bits(one_by_one(runner, DECODED), expected)
         assert runner.stats()["rows_by_tier"]["peer"] > 0
