@@ -32,6 +32,8 @@ _PLACES = 8
 _GROUP = _BLOCK * _PLACES
 _TREE = 8
 _SMALLEST = F32(2.0**-100)
+_ROUTER_GROUP = 16
+_ROUTER_BOUND = 2.0**18
 _MOST_HALF = 65504
 _FLOAT_TYPES = (0, 1, 30)
 _MINIMA_FIELDS = {3: (20, 0, 2), 7: (24, 0, 2), 10: (84, 80, 82), 12: (144, 0, 2), 13: (176, 0, 2)}
@@ -318,23 +320,36 @@ def _attend_span(query: Floats, keys: Floats, values: Floats, scale: np.float32)
     return most, total, out
 
 
-def route(logits: Floats, top_k: int, *, sigmoid: bool, renormalise: bool, scale: float) -> tuple[Ints, Floats]:
-    """Ids and weights of the routed lists, [rows, top_k] each."""
-    ids = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+def router(x: Floats, gamma: Floats, weights: Floats) -> Ints:
+    """Sums [rows, experts] in units of 2^-32, before the norm's factor; `weights` [width, experts]."""
+    sums = np.zeros((len(x), weights.shape[1]), np.int64)
+    bound = F32(_ROUTER_BOUND)
+    for row, y in enumerate(x * gamma):
+        for first in range(0, y.size, _ROUTER_GROUP):
+            dots = np.zeros(weights.shape[1], F32)
+            for value, column in zip(y[first : first + _ROUTER_GROUP], weights[first : first + _ROUTER_GROUP], strict=True):
+                dots = fmaf(column, value, dots)
+            cut = np.maximum(np.where(dots < bound, dots, bound), -bound)
+            sums[row] += np.rint(cut.astype(np.float64) * 2.0**32).astype(np.int64)
+    return sums
+
+
+def route(sums: Ints, inverse: Floats, top_k: int, *, sigmoid: bool, renormalise: bool, scale: float) -> tuple[Ints, Floats]:
+    """Ids and weights of the routed lists, [rows, top_k] each. `sums` as `router` gives them, `inverse` [rows]: 1 / rms."""
+    scores = sums.astype(F32) * F32(2.0**-32)
+    ids = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
     weights = np.empty(ids.shape, F32)
     for row, chosen in enumerate(ids):
-        if sigmoid:
-            gates = F32(1) / (F32(1) + exp(-logits[row]))
-        else:
-            gates = exp(logits[row] - logits[row].max())
-            gates = gates / sum8(gates)
-        picked = gates[chosen]
+        logits = scores[row] * inverse[row]
+        gates = F32(1) / (F32(1) + exp(-logits)) if sigmoid else exp(logits - logits[chosen[0]])
+        picked, total = gates[chosen], F32(1)
         if renormalise:
             total = F32(0)
             for weight in picked:
                 total = F32(total + weight)
-            picked = picked / total
-        weights[row] = picked * F32(scale)
+        elif not sigmoid:
+            total = sum8(gates)
+        weights[row] = picked / total * F32(scale)
     return ids, weights
 
 

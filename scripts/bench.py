@@ -19,7 +19,7 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from appliance.memory.gpus import free_gpu_bytes
@@ -81,6 +81,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--prompts", default="", help="lengths of more prompts, such as 1024,8192,32768")
     parser.add_argument("--context", type=int, default=4096, help="at least; more where a prompt needs it")
+    parser.add_argument("--kv-type", default=Sizes.kv_type, help="of the key/value cache")
+    parser.add_argument("--decode-after", type=int, help=f"how many tokens the decoded ones follow (default: {Sizes.decode_after})")
     parser.add_argument("--zipf", type=float, default=0.0, help="use of an expert falls with its rank to the power of this; 0 is even")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--llama", type=Path, help="folder with llama-bench")
@@ -98,8 +100,9 @@ def parse() -> argparse.Namespace:
 def wanted_of(options: argparse.Namespace) -> Wanted:
     prompts = tuple(int(number) for number in options.prompts.split(",") if number)
     usual = QUICK if options.quick else Sizes()
-    context = max(options.context, *(num + 1 for num in prompts), usual.chunk + 1)
-    sizes = Sizes(usual.chunk, usual.decode_after, usual.decode, usual.repeats, context)
+    decode_after = usual.decode_after if options.decode_after is None else options.decode_after
+    context = max(options.context, *(num + 1 for num in prompts), usual.chunk + 1, decode_after + usual.decode)
+    sizes = replace(usual, decode_after=decode_after, context=context, kv_type=options.kv_type)
     at = Bandwidths(options.card_bandwidth * 1e12, options.pcie_bandwidth * 1e9, options.host_bandwidth * 1e9)
     ratios = tuple(float(ratio) for ratio in options.resident.split(","))
     return Wanted(options.card, sizes, ratios, prompts, options.threads, options.llama, at)

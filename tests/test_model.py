@@ -29,7 +29,7 @@ from tests.random_models import (
     write_random_model,
 )
 
-MAX_F32_DIFFERENCE = 1.5e-5
+MAX_F32_DIFFERENCE = 2e-5
 MAX_KL = 7e-3
 MAX_MEAN_DIFFERENCE = 3e-2
 NUM_GREEDY = 64

@@ -21,6 +21,10 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> NDArray
     return (rng.standard_normal(shape) * scale).astype(np.float32)
 
 
+def router_sums(rng: np.random.Generator, rows: int, experts: int) -> NDArray[np.int64]:
+    return np.rint(3.0 * rng.standard_normal((rows, experts)) * 2.0**32).astype(np.int64)
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
@@ -50,10 +54,12 @@ def test_fmaf_of_the_reference_rounds_once(rng: np.random.Generator) -> None:
 def test_norm_is_its_twin(isa: str, width: int, rng: np.random.Generator) -> None:
     rig = OpRig(3, isa=isa, num_threads=2)
     x, gamma = normal(rng, 3, width, scale=3.0), normal(rng, width)
-    out = native.RowsMemory(rig.take(3 * width * 4), None, width)
+    inverse = rig.take(3 * 4)
+    out = native.RowsMemory(rig.take(3 * width * 4), None, width, inverse)
     rig.recorder.norm(rig.give(x), rig.give(gamma), EPS, native.Rows.all, out)
     rig.run(3)
     assert same_bits(floats(out.values, 3, width), reference.norm(x, gamma, EPS))
+    assert same_bits(floats(inverse, 3), np.array([reference.inverse_rms(row, EPS) for row in x]))
 
 
 def test_norm_quantises_before_the_scale(rng: np.random.Generator) -> None:
@@ -162,15 +168,41 @@ def test_int8_values_at_the_extremes_are_rounded_as_their_twin_has_it(rng: np.ra
 @pytest.mark.parametrize("renormalise", [False, True])
 def test_route_is_its_twin(isa: str, sigmoid: bool, renormalise: bool, rng: np.random.Generator) -> None:
     rows, experts, top_k = 5, 37, 4
-    logits = normal(rng, rows, experts, scale=3.0)
-    logits[1, 5] = logits[1, 30] = logits[1].max() + 1  # a tie goes to the lower id
+    sums, inverse = router_sums(rng, rows, experts), np.abs(normal(rng, rows)) + np.float32(0.5)
+    sums[1, 5] = sums[1, 30] = sums[1].max() + 2**32  # a tie goes to the lower id
     rig = RoutedRig(rows, experts, top_k, isa=isa)
     gating = native.Gating.sigmoid if sigmoid else native.Gating.softmax
-    rig.recorder.route(rig.give(logits), native.Gate(gating, renormalise, 1.5, top_k), rig.table, 0, rig.routed)
+    rig.record_route(sums, inverse, native.Gate(gating, renormalise, 1.5, top_k))
     rig.run(rows)
-    ids, weights = reference.route(logits, top_k, sigmoid=sigmoid, renormalise=renormalise, scale=1.5)
+    ids, weights = reference.route(sums, inverse, top_k, sigmoid=sigmoid, renormalise=renormalise, scale=1.5)
     assert (rig.routed_ids(rows) == ids).all()
     assert same_bits(rig.routed_weights(rows), weights)
+
+
+@pytest.mark.parametrize("isa", every_isa())
+@pytest.mark.parametrize(("width", "experts"), [(32, 128), (96, 33), (40, 7), (640, 72)])
+def test_router_is_its_twin(isa: str, width: int, experts: int, rng: np.random.Generator) -> None:
+    rows = 7
+    x, gamma, weights = normal(rng, rows, width, scale=30.0), normal(rng, width), normal(rng, width, experts)
+    x[1] *= 1e-12
+    x[2] *= 1e9  # sums beyond the bound, of both signs
+    x[3, 5], x[4, 0], x[5, :16] = np.nan, np.inf, 0.0
+    rig = OpRig(rows, isa=isa, num_threads=2)
+    sums = rig.take(rows * experts * 8)
+    rig.recorder.router(rig.give(x), rig.give(gamma), native.Matrix.at(rig.give(weights), F32_TYPE, width, experts), sums)
+    rig.run(rows)
+    got = sums.bytes().view(np.int64).reshape(rows, experts)
+    with np.errstate(invalid="ignore", over="ignore"):
+        assert (got == reference.router(x, gamma, weights)).all()
+    exact = (x[0].astype(np.float64) * gamma) @ weights.astype(np.float64)
+    assert np.allclose(got[0] / 2.0**32, exact, rtol=1e-5, atol=1e-3)
+
+
+def test_a_router_of_another_type_is_refused(rng: np.random.Generator) -> None:
+    rig = OpRig(1)
+    weights = native.Matrix.at(rig.give(np.zeros((32, 8), np.float16)), 1, 32, 8)
+    with pytest.raises(ValueError, match="a router of type F16 over 32 values; float32 and up to 65536 are possible"):
+        rig.recorder.router(rig.give(normal(rng, 1, 32)), rig.give(normal(rng, 32)), weights, rig.take(64))
 
 
 @pytest.mark.parametrize("width", [32, 96, 640])
@@ -233,12 +265,13 @@ def test_experts_are_their_twin(isa: str, resident: bool, rng: np.random.Generat
     if resident:
         rig.make_resident(1)
         rig.make_resident(4)
-    logits, x, residual = normal(rng, rows, num_experts), normal(rng, rows, hidden), normal(rng, rows, hidden)
+    sums, x, residual = router_sums(rng, rows, num_experts), normal(rng, rows, hidden), normal(rng, rows, hidden)
+    inverse = np.ones(rows, np.float32)
     out = rig.take(rows * hidden * 4)
     out.bytes()[:] = residual.view(np.uint8).reshape(-1)
     matrices = [native.BlobMatrix.at(F32_TYPE, 4 * width * hidden * i, *shape) for i, shape in enumerate([(width, hidden)] * 2)]
     down = native.BlobMatrix.at(F32_TYPE, 8 * width * hidden, hidden, width)
-    rig.recorder.route(rig.give(logits), native.Gate(native.Gating.softmax, True, 1.0, top_k), rig.table, 0, rig.routed)
+    rig.record_route(sums, inverse, native.Gate(native.Gating.softmax, True, 1.0, top_k))
     rig.recorder.experts(
         native.Expert(*matrices, down),
         rig.table,
@@ -251,7 +284,7 @@ def test_experts_are_their_twin(isa: str, resident: bool, rng: np.random.Generat
         out,
     )
     rig.run(rows)
-    ids, weights = reference.route(logits, top_k, sigmoid=False, renormalise=True, scale=1.0)
+    ids, weights = reference.route(sums, inverse, top_k, sigmoid=False, renormalise=True, scale=1.0)
     blobs = [
         reference.ExpertWeights(*(part.reshape(width, hidden) for part in (gate, up)), down.reshape(hidden, width))
         for gate, up, down in rig.blobs.reshape(num_experts, 3, -1)
@@ -261,12 +294,13 @@ def test_experts_are_their_twin(isa: str, resident: bool, rng: np.random.Generat
 
 def test_route_counts_uses_and_rows_by_tier(rng: np.random.Generator) -> None:
     rows, experts, top_k = 6, 8, 3
-    logits = normal(rng, rows, experts)
+    sums, inverse = router_sums(rng, rows, experts), np.ones(rows, np.float32)
     rig = RoutedRig(rows, experts, top_k)
     rig.make_resident(expert=2)
-    rig.recorder.route(rig.give(logits), native.Gate(native.Gating.softmax, True, 1.0, top_k), rig.table, 0, rig.routed)
+    rig.record_route(sums, inverse, native.Gate(native.Gating.softmax, True, 1.0, top_k))
     rig.run(rows)
-    expected = np.bincount(reference.route(logits, top_k, sigmoid=False, renormalise=True, scale=1.0)[0].reshape(-1), minlength=experts)
+    ids = reference.route(sums, inverse, top_k, sigmoid=False, renormalise=True, scale=1.0)[0]
+    expected = np.bincount(ids.reshape(-1), minlength=experts)
     assert (rig.uses.bytes()[: 4 * experts].view(np.uint32) == expected).all()
     counted = rig.table.rows_by_tier
     assert (counted["own"], counted["host"]) == (expected[2], rows * top_k - expected[2])
@@ -287,6 +321,10 @@ class RoutedRig(OpRig):
         self.table = native.ExpertTable(1, experts, self.card.allocate("table", 4 * experts), self.uses)
         self.table.set_layer(0, self.give(self.blobs), 4 * blob_floats)
         self.routed = self.take(routed_bytes(max_rows, top_k, experts))
+
+    def record_route(self, sums: NDArray[np.int64], inverse: NDArray[np.float32], gate: native.Gate) -> None:
+        x = native.RowsMemory(self.take(0), None, 0, self.give(inverse))
+        self.recorder.route(self.give(sums), x, gate, self.table, 0, self.routed)
 
     def make_resident(self, expert: int) -> None:
         slot = self.table.add_slot(self.card.allocate("slot", self.blobs[0].nbytes))

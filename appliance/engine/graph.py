@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from appliance.engine.cards import Card, GpuProgram, GpuTable, rows_of
 from appliance.engine.generation import WindowInterruptedError
@@ -18,7 +19,7 @@ from appliance.engine.logits import LogitsRow
 from appliance.errors import CorruptModelError, EngineError
 from appliance.gguf_file import GgufFile, TensorInfo
 from appliance.memory.arena import Arena
-from appliance.memory.layout import ArenaLayout, is_expert_tensor
+from appliance.memory.layout import ArenaLayout, is_expert_tensor, is_router_tensor
 from appliance.memory.plan import DENSE_ALIGNMENT, dense_bytes
 from appliance.memory.workspace import (
     WINDOW_ROWS,
@@ -142,7 +143,8 @@ class Graph:
 
 
 class DenseWeights:
-    """Everything of a model but its experts, in one piece of card memory. Vectors and routers are float32 there."""
+    """Everything of a model but its experts, in one piece of card memory. Vectors and routers are float32 there, and routers are
+    turned: a row per value of the hidden state, a column per expert."""
 
     def __init__(self, card: Card, gguf: GgufFile) -> None:
         self._card = card
@@ -168,8 +170,7 @@ class DenseWeights:
                 raise CorruptModelError(
                     f"{path}: tensor {tensor.name} has a value that is not finite in block {bad_block}; download the file again"
                 )
-            values = native.dequantise(tensor.type_id, data).view(np.uint8) if _becomes_float32(tensor) else data
-            self._card.write(self._places[tensor.name], values)
+            self._card.write(self._places[tensor.name], _as_on_card(tensor, data))
             done_bytes += tensor.nbytes
             progress(done_bytes, total_bytes)
         self._gguf.release_pages()
@@ -183,13 +184,23 @@ class DenseWeights:
         if len(tensor.shape) == 1:
             self.vectors[tensor.name] = view
         else:
+            shape = (columns, rows) if is_router_tensor(tensor.name) else (rows, columns)
             type_id = _F32 if _becomes_float32(tensor) else tensor.type_id
-            self.matrices[tensor.name] = native.Matrix.at(view, type_id, rows, columns)
+            self.matrices[tensor.name] = native.Matrix.at(view, type_id, *shape)
         return offset + -(-nbytes // DENSE_ALIGNMENT) * DENSE_ALIGNMENT
 
 
 def _becomes_float32(tensor: TensorInfo) -> bool:
-    return len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight")
+    return len(tensor.shape) == 1 or is_router_tensor(tensor.name)
+
+
+def _as_on_card(tensor: TensorInfo, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if not _becomes_float32(tensor):
+        return data
+    values = native.dequantise(tensor.type_id, data)
+    if is_router_tensor(tensor.name):
+        values = np.ascontiguousarray(values.reshape(tensor.shape[1], tensor.shape[0]).T)
+    return values.reshape(-1).view(np.uint8)
 
 
 def _workspace_parts(config: ModelConfig, sizes: GraphSizes, layout: ArenaLayout, *, is_gpu: bool) -> dict[str, int]:

@@ -113,6 +113,10 @@ def arena_layout(gguf: GgufFile, config: ModelConfig) -> ArenaLayout:
     return ArenaLayout(tuple(layers), offset)
 
 
+def is_router_tensor(name: str) -> bool:
+    return name.endswith(".ffn_gate_inp.weight")
+
+
 def is_expert_tensor(name: str) -> bool:
     """Whether a tensor of the file goes into the arena; all others are dense weights."""
     return name.endswith(_EXPERT_SUFFIXES)

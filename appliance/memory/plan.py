@@ -22,7 +22,7 @@ from appliance.memory.arena import HEADER_BYTES, ArenaPlace
 from appliance.memory.arena_file import obtainable_bytes
 from appliance.memory.budget import Change, Shortage, shortage_error
 from appliance.memory.gpus import free_gpu_bytes, is_built_for_gpus
-from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor
+from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor, is_router_tensor
 from appliance.memory.limits import memory_limit, shm_space
 from appliance.memory.link_file import link_bytes
 from appliance.memory.slots import SlotClass, deal_slots, slot_order, slots_that_fit
@@ -307,7 +307,7 @@ def dense_bytes(tensors: Mapping[str, TensorInfo]) -> int:
 
 
 def _dense_tensor_bytes(tensor: TensorInfo) -> int:
-    if len(tensor.shape) == 1 or tensor.name.endswith(".ffn_gate_inp.weight"):
+    if len(tensor.shape) == 1 or is_router_tensor(tensor.name):
         return 4 * math.prod(tensor.shape)
     return tensor.nbytes
 

@@ -64,13 +64,14 @@ def workspace_bytes(config: ModelConfig, max_rows: int, context: int, max_logits
         "hidden": rows * config.hidden * 4,
         "normed": rows * config.hidden * 4,
         "normed_groups": rows * _groups(config.hidden),
+        "normed_inverse": rows * 4,
         "query": rows * config.q_width * 4,
         "key": rows * config.kv_width * 4,
         "value": rows * config.kv_width * 4,
         "attended": rows * config.q_width * 4,
         "attended_groups": rows * _groups(config.q_width),
         "attention_spans": min(rows, WINDOW_ROWS) * config.heads * spans * (config.head_dim + 2) * 4,
-        "router_logits": rows * config.experts * 4,
+        "router_sums": rows * config.experts * 8,
         "routed": routed_bytes(rows, config.top_k, config.experts),
         "expert_hidden": pairs * config.expert_width * 4,
         "expert_hidden_groups": pairs * _groups(config.expert_width),
@@ -90,6 +91,7 @@ def cuda_workspace_bytes(
     rows, pairs = max(max_rows, WINDOW_ROWS), max_rows * config.top_k
     sizes = workspace_bytes(config, rows, context, max_logits) | {
         "angles": context * config.head_dim * 4,
+        "normed": CUDA_ALIGNMENT,  # names the rows; they never lie there
         "normed_groups": _half_rows_bytes(rows, config.hidden),
         "attended_groups": _half_rows_bytes(rows, config.q_width),
         "expert_hidden_groups": _half_rows_bytes(pairs, config.expert_width),

@@ -27,7 +27,7 @@ class ModelMemory:
     """What a forward pass works on: memory of one card, filled by the engine."""
 
     matrices: Mapping[str, native.Matrix]
-    """Dense weights by tensor name."""
+    """Dense weights by tensor name; routers turned: [hidden, experts]."""
     vectors: Mapping[str, native.View]
     """Norms by tensor name, float32."""
     kv: Sequence[native.KvMemory]
@@ -111,13 +111,13 @@ class Ops:
         product = native.Product(self._memory.matrices[matrix], self._hidden, self._hidden)
         self._recorder.matmul([product], x, native.Rows.all)
 
-    def route(self, layer: int, x: native.RowsMemory, router: str, *, renormalise: bool) -> None:
-        """Softmax gating: chooses the top-k experts of every row and finds out where their bytes are."""
-        config, workspace = self._config, self._memory.workspace
-        logits = workspace["router_logits"]
-        self._recorder.matmul([native.Product(self._memory.matrices[router], logits)], x, native.Rows.all)
+    def route(self, layer: int, x: native.RowsMemory, gamma: str, router: str, *, renormalise: bool) -> None:
+        """Softmax gating: chooses the top-k experts of every row and finds out where their bytes are. `x`: the norm by `gamma`."""
+        config, memory = self._config, self._memory
+        sums = memory.workspace["router_sums"]
+        self._recorder.router(self._hidden, memory.vectors[gamma], memory.matrices[router], sums)
         gate = native.Gate(native.Gating.softmax, renormalise, config.expert_weights_scale, config.top_k)
-        self._recorder.route(logits, gate, self._memory.table, layer, workspace["routed"])
+        self._recorder.route(sums, x, gate, memory.table, layer, memory.workspace["routed"])
 
     def add_experts(self, layer: int, x: native.RowsMemory) -> None:
         """Adds the routed experts' weighted rows to the hidden state; follows `route` of the same layer."""
@@ -150,7 +150,7 @@ class Ops:
     def _rows(self, name: str, width: int) -> native.RowsMemory:
         workspace = self._memory.workspace
         groups = workspace[f"{name}_groups"] if width % QUANTISED_BLOCK == 0 else None
-        return native.RowsMemory(workspace[name], groups, width)
+        return native.RowsMemory(workspace[name], groups, width, workspace.get(f"{name}_inverse"))
 
 
 def _blob_matrix(part: BlobPart) -> native.BlobMatrix:

@@ -29,6 +29,7 @@ def _attention(ops: Ops, layer: int) -> None:
 
 
 def _experts(ops: Ops, layer: int) -> None:
-    x = ops.norm(layer_tensor(layer, "ffn_norm"))
-    ops.route(layer, x, layer_tensor(layer, "ffn_gate_inp"), renormalise=True)
+    gamma = layer_tensor(layer, "ffn_norm")
+    x = ops.norm(gamma)
+    ops.route(layer, x, gamma, layer_tensor(layer, "ffn_gate_inp"), renormalise=True)
     ops.add_experts(layer, x)

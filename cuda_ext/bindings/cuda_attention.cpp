@@ -57,6 +57,8 @@ struct CardRows {
           num_rows(static_cast<int>(query.shape(0))) {}
 };
 
+constexpr int kSums = 37;  // of a row
+
 class CudaAttention {
   public:
     CudaAttention(int query_heads, int kv_heads, int head_dim, int64_t context, KvType type, const MaybeVector& query_gamma,
@@ -93,6 +95,7 @@ class CudaAttention {
         check(query, key, value);
         CardRows rows(query, key, value);
         CardArray out(query.nbytes()), groups(query.shape(0) * groups_of(width()) * sizeof(quant::ActGroup));
+        CardArray sums(rows.num_rows * kSums * sizeof(int64_t));
         CardArray spans(cuda::attention_window_floats(rows.num_rows, query_heads_, num_spans_, kv_.head_dim) * sizeof(float));
         set_position(position, rows.num_rows);
         const cuda::AttentionWindowProblem problem{state_.as<cuda::WindowState>(),
@@ -111,10 +114,13 @@ class CudaAttention {
                                                    counters_.as<uint32_t>(),
                                                    num_spans_,
                                                    out.as<float>(),
-                                                   groups.as<quant::ActGroup>()};
+                                                   groups.as<quant::ActGroup>(),
+                                                   sums.as<int64_t>(),
+                                                   kSums};
         const cuda::AttentionWindowPlan plan = plan_attention_window(problem, shape);
         const double us = launches(num_launches, [&](bool again) { attention_window(problem, plan, again, nullptr); });
         check_counters();
+        for (const uint8_t byte : sums.read()) require(byte == 0, "the sums of the router were not cleared");
         return nb::make_tuple(
             out.numpy<float>({query.shape(0), query.shape(1)}),
             groups.numpy<uint8_t>({query.shape(0), static_cast<size_t>(groups_of(width())), sizeof(quant::ActGroup)}),

@@ -197,7 +197,8 @@ void bind_cuda_program(nb::module_& module) {
         .def("matmul", &CudaRecorder::matmul, "products"_a, "x"_a, "rows"_a)
         .def("rotary", &CudaRecorder::rotary, "heads"_a, "kv"_a)
         .def("attention", &CudaRecorder::attention, "query"_a, "query_heads"_a, "kv"_a, "scale"_a, "spans"_a, "out"_a)
-        .def("route", &CudaRecorder::route, "logits"_a, "gate"_a, "table"_a, "layer"_a, "routed"_a)
+        .def("router", &CudaRecorder::router, "x"_a, "gamma"_a, "weights"_a, "sums"_a)
+        .def("route", &CudaRecorder::route, "sums"_a, "x"_a, "gate"_a, "table"_a, "layer"_a, "routed"_a)
         .def("experts", &CudaRecorder::experts, "expert"_a, "table"_a, "layer"_a, "top_k"_a, "routed"_a, "x"_a, "hidden"_a,
              "expert_rows"_a, "out"_a);
 }

@@ -96,7 +96,7 @@ cuda::CardShape card_shape() {
 struct WindowCase {
     In<float, nb::ndim<2>> hidden;  // [rows, hidden]
     In<float, nb::ndim<1>> gamma;
-    In<float, nb::ndim<2>> logits;  // [rows, experts]
+    In<int64_t, nb::ndim<2>> sums;  // [rows, experts]
     In<int32_t, nb::ndim<1>> slots;
     In<uint8_t, nb::ndim<2>> slot_blobs;
     In<uint8_t, nb::ndim<2>> arena;
@@ -108,7 +108,6 @@ struct WindowCase {
     float streamed_ratio;
     bool arena_on_card;
     bool every_block_polls;
-    bool hidden_is_fresh;
     int num_layers;  // the same layer so often
     bool answered;   // else the window is aborted once it waits
 };
@@ -152,11 +151,12 @@ nb::ndarray<nb::numpy, T> fetched(const OnCard& memory, std::initializer_list<si
 }
 
 nb::dict experts_window(const WindowCase& c, HostCard& host) {
-    const size_t rows = c.hidden.shape(0), width = c.hidden.shape(1), num_experts = c.logits.shape(1);
+    const size_t rows = c.hidden.shape(0), width = c.hidden.shape(1), num_experts = c.sums.shape(1);
     const size_t blob_bytes = c.arena.shape(1), num_pairs = rows * c.top_k;
     const cuda::PostShape shape{static_cast<int32_t>(rows), c.top_k, static_cast<int32_t>(width)};
     const OnCard hidden(c.hidden.data(), c.hidden.nbytes()), gamma(c.gamma.data(), c.gamma.nbytes());
-    const OnCard logits(c.logits.data(), c.logits.nbytes()), slots(c.slots.data(), c.slots.nbytes());
+    const OnCard sums(c.sums.data(), c.sums.nbytes()), slots(c.slots.data(), c.slots.nbytes());
+    const OnCard weights(nullptr, num_pairs * sizeof(float));
     const OnCard blobs(c.slot_blobs.data(), c.slot_blobs.nbytes()), h(nullptr, num_pairs * c.gate.rows * sizeof(float));
     const std::vector<uint8_t> zeros(num_experts * sizeof(uint32_t) + kNumTiers * sizeof(uint64_t));
     const OnCard state(zeros.data(), sizeof(cuda::MissState)), uses(zeros.data(), num_experts * sizeof(uint32_t));
@@ -172,7 +172,7 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     const std::vector<HostTier::Layer> layers(c.num_layers, {arena_view, blob_bytes, c.gate, c.up, c.down});
     HostTier tier(shape, layers, post_view, host.isa());
 
-    const cuda::Choice choice{logits.as<float>(), static_cast<int32_t>(num_experts), c.top_k, c.gating, c.renormalise, c.scale};
+    const cuda::Choice choice{sums.as<int64_t>(), static_cast<int32_t>(num_experts), c.top_k, c.gating, c.renormalise, c.scale};
     const cuda::ExpertPlaces places{
         slots.as<int32_t>(), nullptr,
         blobs.data(),        c.arena_on_card ? reinterpret_cast<const uint8_t*>(arena.on_card()) + kGuard : nullptr,
@@ -182,8 +182,8 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     gate_up.hidden = hidden.as<float>();
     gate_up.gamma = gamma.as<float>();
     gate_up.eps = 1e-6f;
-    gate_up.hidden_is_fresh = c.hidden_is_fresh;
     gate_up.choice = choice;
+    gate_up.weights = weights.as<float>();
     gate_up.places = places;
     gate_up.gate = blob_part(c.gate);
     gate_up.up = blob_part(c.up);
@@ -195,6 +195,7 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     cuda::DownProblem down{};
     down.num_rows = gate_up.num_rows;
     down.choice = choice;
+    down.weights = weights.as<float>();
     down.places = places;
     down.down = blob_part(c.down);
     down.h = h.as<float>();
@@ -215,6 +216,7 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     }
     std::vector<float> unused(num_pairs * c.gate.rows);
     h.read(unused.data());
+    weights.read(unused.data());
     cuda::MissState left{};
     state.read(&left);
     nb::dict result;
@@ -298,13 +300,13 @@ void bind_cuda_experts(nb::module_& module) {
     nb::class_<WindowCase>(module, "ExpertsWindowCase", "One run of gate_up_window and down_window.")
         .def(
             "__init__",
-            [](WindowCase* self, In<float, nb::ndim<2>> hidden, In<float, nb::ndim<1>> gamma, In<float, nb::ndim<2>> logits,
+            [](WindowCase* self, In<float, nb::ndim<2>> hidden, In<float, nb::ndim<1>> gamma, In<int64_t, nb::ndim<2>> sums,
                In<int32_t, nb::ndim<1>> slots, In<uint8_t, nb::ndim<2>> slot_blobs, In<uint8_t, nb::ndim<2>> arena, BlobMatrix gate,
                BlobMatrix up, BlobMatrix down, int top_k, Gating gating, bool renormalise, float scale, float streamed_ratio,
-               bool arena_on_card, bool every_block_polls, bool hidden_is_fresh, int num_layers, bool answered) {
+               bool arena_on_card, bool every_block_polls, int num_layers, bool answered) {
                 new (self) WindowCase{hidden,
                                       gamma,
-                                      logits,
+                                      sums,
                                       slots,
                                       slot_blobs,
                                       arena,
@@ -318,13 +320,12 @@ void bind_cuda_experts(nb::module_& module) {
                                       streamed_ratio,
                                       arena_on_card,
                                       every_block_polls,
-                                      hidden_is_fresh,
                                       num_layers,
                                       answered};
             },
-            nb::kw_only(), "hidden"_a, "gamma"_a, "logits"_a, "slots"_a, "slot_blobs"_a, "arena"_a, "gate"_a, "up"_a, "down"_a,
+            nb::kw_only(), "hidden"_a, "gamma"_a, "sums"_a, "slots"_a, "slot_blobs"_a, "arena"_a, "gate"_a, "up"_a, "down"_a,
             "top_k"_a, "gating"_a, "renormalise"_a, "scale"_a, "streamed_ratio"_a, "arena_on_card"_a, "every_block_polls"_a,
-            "hidden_is_fresh"_a, "num_layers"_a, "answered"_a);
+            "num_layers"_a, "answered"_a);
     module.def("experts_window", &experts_window, "window"_a, "host"_a, "Runs the case; the host card's pool is the host tier.");
     module.def("plan_experts_window", &plan_experts_window, nb::kw_only(), "num_rows"_a, "num_experts"_a, "top_k"_a, "gate"_a,
                "up"_a, "down"_a, "num_multiprocessors"_a, "block_shared_bytes"_a, "card_shared_bytes"_a);

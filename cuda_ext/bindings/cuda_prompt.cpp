@@ -15,6 +15,7 @@
 #include "cuda_ops/matmul_prompt.h"
 #include "cuda_ops/norm_prompt.h"
 #include "cuda_ops/route_prompt.h"
+#include "cuda_ops/router.h"
 #include "cuda_ops/tile_prompt.h"
 #include "ops/experts.h"
 
@@ -51,12 +52,12 @@ struct HalfArrays {
 
 nb::tuple norm_prompt(In<float, 2> x, In<float, 1> gamma, float eps) {
     const size_t rows = x.shape(0), width = x.shape(1);
-    CardArray input = given(x), factors = given(gamma), values(x.nbytes());
+    CardArray input = given(x), factors = given(gamma), inverse(rows * sizeof(float));
     HalfArrays out(rows, width);
-    cuda::norm_prompt({input.as<float>(), factors.as<float>(), eps, out.rows(), values.as<float>()}, static_cast<int>(rows),
+    cuda::norm_prompt({input.as<float>(), factors.as<float>(), eps, out.rows(), inverse.as<float>()}, static_cast<int>(rows),
                       nullptr);
     finish();
-    return nb::make_tuple(out.numpy(), values.numpy<float>({rows, width}));
+    return nb::make_tuple(out.numpy(), inverse.numpy<float>({rows}));
 }
 
 nb::tuple halve_prompt(In<float, 2> x) {
@@ -67,14 +68,20 @@ nb::tuple halve_prompt(In<float, 2> x) {
     return out.numpy();
 }
 
-nb::ndarray<nb::numpy, float> router_prompt(In<float, 2> values, In<float, 2> weights) {
-    const size_t rows = values.shape(0), num_experts = weights.shape(0);
-    CardArray input = given(values), matrix = given(weights), logits(rows * num_experts * sizeof(float));
-    cuda::router_prompt({input.as<float>(), matrix.as<float>(), static_cast<int>(values.shape(1)), static_cast<int>(num_experts),
-                         logits.as<float>()},
-                        static_cast<int>(rows), nullptr);
+nb::ndarray<nb::numpy, int64_t> router(In<float, 2> x, In<float, 1> gamma, In<float, 2> weights, bool is_window) {
+    const size_t rows = x.shape(0), num_experts = weights.shape(1);
+    CardArray input = given(x), factors = given(gamma), matrix = given(weights);
+    const std::vector<int64_t> zeros(rows * num_experts);
+    CardArray sums(zeros.data(), zeros.size() * sizeof(int64_t));
+    const cuda::RouterRowsProblem problem{input.as<float>(),
+                                          factors.as<float>(),
+                                          matrix.as<float>(),
+                                          static_cast<int32_t>(x.shape(1)),
+                                          static_cast<int32_t>(num_experts),
+                                          sums.as<int64_t>()};
+    (is_window ? cuda::router_window : cuda::router_prompt)(problem, static_cast<int>(rows), nullptr);
     finish();
-    return logits.numpy<float>({rows, num_experts});
+    return sums.numpy<int64_t>({rows, num_experts});
 }
 
 // A weight matrix and what is added to its product.
@@ -108,7 +115,8 @@ nb::list matmul_prompt(In<float, 2> x, const std::vector<Part>& parts) {
 }
 
 struct RoutePromptCase {
-    In<float, 2> logits;
+    In<int64_t, 2> sums;
+    In<float, 1> inverse;
     In<int32_t, 1> slots;
     size_t blob_bytes;
     int top_k;
@@ -116,8 +124,8 @@ struct RoutePromptCase {
     bool renormalise;
     float scale;
 
-    size_t num_rows() const { return logits.shape(0); }
-    size_t num_experts() const { return logits.shape(1); }
+    size_t num_rows() const { return sums.shape(0); }
+    size_t num_experts() const { return sums.shape(1); }
     size_t num_pairs() const { return num_rows() * top_k; }
 };
 
@@ -135,12 +143,13 @@ struct ListArrays {
 
 // What route_prompt writes.
 struct RoutedArrays {
-    CardArray logits, slots, ids, weights, order, places, counts, firsts, uses, tier_rows;
+    CardArray sums, inverse, slots, ids, weights, order, places, counts, firsts, uses, tier_rows;
     int max_tiles;
     ListArrays resident;
 
     explicit RoutedArrays(const RoutePromptCase& c)
-        : logits(given(c.logits)),
+        : sums(given(c.sums)),
+          inverse(given(c.inverse)),
           slots(given(c.slots)),
           ids(4 * c.num_pairs()),
           weights(4 * c.num_pairs()),
@@ -166,7 +175,7 @@ struct RoutedArrays {
     void run(const RoutePromptCase& c, const uint8_t* slot_base) {
         const cuda::PromptResidency residency{slots.as<int32_t>(), slot_base, c.blob_bytes, uses.as<uint32_t>(),
                                               tier_rows.as<unsigned long long>()};
-        cuda::route_prompt({logits.as<float>(), c.gating, c.renormalise, c.scale, routed(c), residency, resident.list()},
+        cuda::route_prompt({sums.as<int64_t>(), inverse.as<float>(), c.gating, c.renormalise, c.scale, routed(c), residency, resident.list()},
                            static_cast<int>(c.num_rows()), nullptr);
     }
 };
@@ -269,9 +278,9 @@ size_t prompt_shared_bytes(uint32_t type, size_t shared_limit) {
 
 void bind_cuda_prompt(nb::module_& module) {
     module.def("norm_prompt", &norm_prompt, "x"_a, "gamma"_a, "eps"_a,
-               "((halves uint16 [rows, width], scale [rows]), values float32 [rows, width])");
+               "((halves uint16 [rows, width], scale [rows]), 1 / rms float32 [rows])");
     module.def("halve_prompt", &halve_prompt, "x"_a, "(halves uint16 [rows, width], scale [rows])");
-    module.def("router_prompt", &router_prompt, "values"_a, "weights"_a, "Logits float32 [rows, experts].");
+    module.def("card_router", &router, "x"_a, "gamma"_a, "weights"_a, "is_window"_a, "Sums int64 [rows, experts].");
     module.def("matmul_prompt", &matmul_prompt, "x"_a, "parts"_a,
                "Products float32 [rows, columns] of x with up to three (type, weight rows, residual or None).");
     module.def("prompt_shared_bytes", &prompt_shared_bytes, "type_id"_a, "shared_limit"_a,
@@ -279,10 +288,10 @@ void bind_cuda_prompt(nb::module_& module) {
     nb::class_<RoutePromptCase>(module, "RoutePromptCase", "How the rows of a chunk are routed.")
         .def(
             "__init__",
-            [](RoutePromptCase* self, In<float, 2> logits, In<int32_t, 1> slots, size_t blob_bytes, int top_k, Gating gating,
+            [](RoutePromptCase* self, In<int64_t, 2> sums, In<float, 1> inverse, In<int32_t, 1> slots, size_t blob_bytes, int top_k, Gating gating,
                bool renormalise,
-               float scale) { new (self) RoutePromptCase{logits, slots, blob_bytes, top_k, gating, renormalise, scale}; },
-            nb::kw_only(), "logits"_a, "slots"_a, "blob_bytes"_a, "top_k"_a, "gating"_a, "renormalise"_a, "scale"_a);
+               float scale) { new (self) RoutePromptCase{sums, inverse, slots, blob_bytes, top_k, gating, renormalise, scale}; },
+            nb::kw_only(), "sums"_a, "inverse"_a, "slots"_a, "blob_bytes"_a, "top_k"_a, "gating"_a, "renormalise"_a, "scale"_a);
     module.def("route_prompt", &route_prompt, "case"_a, "Everything that route_prompt writes; uses begin at 7, tier rows at 1000.");
     module.def("experts_prompt", &experts_prompt, "case"_a, nb::kw_only(), "x"_a, "hidden"_a, "blobs"_a, "slot_blobs"_a, "gate"_a,
                "up"_a, "down"_a, "batches"_a,

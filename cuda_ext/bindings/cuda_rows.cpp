@@ -119,6 +119,21 @@ std::vector<Out> matmul_window(const std::vector<uint32_t>& types, const std::ve
     return products.read();
 }
 
+// One product of one row, what it is added to, and the sums of a router behind it.
+nb::tuple matmul_router(uint32_t type, const RowBytes& weights, const Rows& x, const Rows& residual,
+                        const In<float, nb::ndim<1>>& gamma, const In<float, nb::ndim<2>>& router, const Shape& shape) {
+    CardProducts products({type}, {weights}, 1, x.shape(1), {residual});
+    const std::vector<quant::ActGroup> groups = quantised(x);
+    const std::vector<int64_t> zeros(router.shape(1));
+    CardArray card_groups(groups.data(), groups.size() * sizeof(quant::ActGroup)), values(x.data(), x.nbytes());
+    CardArray factors(gamma.data(), gamma.nbytes()), matrix(router.data(), router.nbytes()),
+        sums(zeros.data(), zeros.size() * sizeof(int64_t));
+    products.products.router = {factors.as<float>(), matrix.as<float>(), sums.as<int64_t>(), static_cast<int32_t>(zeros.size())};
+    cuda::matmul_window({1, card_groups.as<quant::ActGroup>(), values.as<float>(), products.products}, card_shape(shape), true,
+                        nullptr);
+    return nb::make_tuple(products.read()[0], sums.numpy<int64_t>({1, zeros.size()}));
+}
+
 std::vector<Out> norm_matmul_window(const std::vector<uint32_t>& types, const std::vector<RowBytes>& weights, const Rows& x,
                                     const In<float, nb::ndim<1>>& gamma, float eps, const Shape& shape) {
     if (gamma.shape(0) != x.shape(1)) throw std::invalid_argument("gamma and x differ in width");
@@ -143,7 +158,8 @@ Out embed(uint32_t type, const RowBytes& table, size_t columns, const std::vecto
 // Where no byte is read: only shapes matter.
 nb::dict plan_products(const std::vector<uint32_t>& types, const std::vector<int32_t>& rows, int32_t columns, int num_rows,
                        bool with_norm, const Shape& shape) {
-    cuda::Products products{static_cast<int32_t>(types.size()), {}};
+    cuda::Products products{};
+    products.num_products = static_cast<int32_t>(types.size());
     if (types.size() != rows.size() || types.size() > cuda::kMaxProducts)
         throw std::invalid_argument("types and rows do not match");
     for (size_t i = 0; i < types.size(); i++) {
@@ -169,6 +185,8 @@ void bind_cuda_rows(nb::module_& module) {
     module.def("card_matmul_window", &matmul_window, "types"_a, "weights"_a, "x"_a, "residuals"_a, "shape"_a,
                "A list of float32 [rows, weight rows]: x float32 [rows, columns] . weights uint8 [weight rows, row bytes] of up to "
                "three matrices, plus their residuals. shape: (multiprocessors, shared bytes of a block, of a multiprocessor).");
+    module.def("card_matmul_router", &matmul_router, "type_id"_a, "weights"_a, "x"_a, "residual"_a, "gamma"_a, "router"_a, "shape"_a,
+               "(float32 [1, weight rows], int64 [1, experts]): one product of one row, and the sums of a router behind it.");
     module.def("card_norm_matmul_window", &norm_matmul_window, "types"_a, "weights"_a, "x"_a, "gamma"_a, "eps"_a, "shape"_a,
                "The same of the RMS norm of x.");
     module.def("card_embed", &embed, "type_id"_a, "table"_a, "columns"_a, "tokens"_a,

@@ -36,13 +36,15 @@ void bind_memory(nb::module_& module) {
         .def_static("at", &KvMemory::in, nb::arg("memory"), nb::arg("type"), nb::arg("num_heads"), nb::arg("head_dim"),
                     nb::arg("context"))
         .def_ro("memory", &KvMemory::memory);
-    nb::class_<RowsMemory>(module, "RowsMemory", "Rows of activations: floats and, where the width allows, quantised.")
+    nb::class_<RowsMemory>(module, "RowsMemory",
+                           "Rows of activations: floats and, where the width allows, quantised; with 1 / rms of each row where a norm "
+                           "is to leave it.")
         .def(
             "__init__",
-            [](RowsMemory* self, View values, const MaybeView& groups, int64_t width) {
-                new (self) RowsMemory{std::move(values), view_or_empty(groups), width};
+            [](RowsMemory* self, View values, const MaybeView& groups, int64_t width, const MaybeView& inverse) {
+                new (self) RowsMemory{std::move(values), view_or_empty(groups), width, view_or_empty(inverse)};
             },
-            nb::arg("values"), nb::arg("groups").none(), nb::arg("width"))
+            nb::arg("values"), nb::arg("groups").none(), nb::arg("width"), nb::arg("inverse").none() = nb::none())
         .def_ro("values", &RowsMemory::values)
         .def_ro("groups", &RowsMemory::groups)
         .def_ro("width", &RowsMemory::width);
@@ -122,7 +124,9 @@ void bind_program(nb::module_& module) {
         .def("rotary", &Recorder::rotary, nb::arg("heads"), nb::arg("kv"))
         .def("attention", &Recorder::attention, nb::arg("query"), nb::arg("query_heads"), nb::arg("kv"), nb::arg("scale"),
              nb::arg("spans"), nb::arg("out"))
-        .def("route", &Recorder::route, nb::arg("logits"), nb::arg("gate"), nb::arg("table"), nb::arg("layer"), nb::arg("routed"))
+        .def("router", &Recorder::router, nb::arg("x"), nb::arg("gamma"), nb::arg("weights"), nb::arg("sums"))
+        .def("route", &Recorder::route, nb::arg("sums"), nb::arg("x"), nb::arg("gate"), nb::arg("table"), nb::arg("layer"),
+             nb::arg("routed"))
         .def("experts", &Recorder::experts, nb::arg("expert"), nb::arg("table"), nb::arg("layer"), nb::arg("top_k"),
              nb::arg("routed"), nb::arg("x"), nb::arg("hidden"), nb::arg("expert_rows"), nb::arg("out"));
 }

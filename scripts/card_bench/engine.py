@@ -23,6 +23,7 @@ from tests.random_models import RandomModel, fill, open_arena, open_runner
 
 MAX_SWAPS = 4
 SHORT_PROMPT = 32
+WINDOWS, WINDOW_REPEATS = (1, 2, 3, 4, 6, 8), 40
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Sizes:
     """Tokens that are decoded behind so many others."""
     repeats: int = 5
     context: int = 4096
+    kv_type: str = "f16"
 
 
 @dataclass
@@ -92,6 +94,8 @@ class Figures:
     memory: Memory | None = None
     steps_ms: dict[str, float] = field(default_factory=dict)
     """Of one window, each kind of step alone."""
+    windows_ms: dict[int, float] = field(default_factory=dict)
+    """Of windows by their rows, bookkeeping included."""
     llama: LlamaFigures | None = None
     bytes_per_token: int = 0
 
@@ -116,6 +120,8 @@ class Figures:
             lines.append("    " + self.memory.line())
         if self.steps_ms:
             lines.append("    alone, ms: " + ", ".join(f"{name} {ms:.3f}" for name, ms in self.steps_ms.items()))
+        if self.windows_ms:
+            lines.append("    windows, ms by rows: " + ", ".join(f"{num}: {ms:.3f}" for num, ms in self.windows_ms.items()))
         return lines
 
 
@@ -152,6 +158,7 @@ class CardBench:
             self._measure_decode(run, policy, found)
             if ratio == 1 and self.card.startswith("cuda:"):
                 found.steps_ms = runner.profile(1, self.sizes.decode_after + self.sizes.decode, 20)
+                found.windows_ms = {num: run.window_ms(num) for num in WINDOWS}
             if planned.get("expert slots"):
                 _round_trip(runner, found.memory)
         return found
@@ -165,7 +172,7 @@ class CardBench:
     @contextmanager
     def _runner(self, model: BenchModel, ratio: float, policy: RecordingPolicy) -> Iterator[ModelRunner]:
         slots = round(model.shape.layers * model.shape.experts * ratio)
-        sizes = {"slots": slots, "chunk": self.sizes.chunk, "context": self.sizes.context, "max_logits": 1, "kv_type": "f16"}
+        sizes = {"slots": slots, "chunk": self.sizes.chunk, "context": self.sizes.context, "max_logits": 1, "kv_type": self.sizes.kv_type}
         with open_runner(
             RandomModel(model.path, model.shape),
             self.shm_dir,
@@ -233,6 +240,18 @@ class _Run:
             assert self.runner.run([token], self.sizes.decode_after + step, 1)[-1].likeliest >= 0
             self.runner.between_windows()
         return time.perf_counter() - start
+
+    def window_ms(self, num_rows: int) -> float:
+        """Median of windows of so many fresh tokens behind those that are there."""
+
+        def seconds() -> float:
+            tokens = self._tokens(num_rows)
+            start = time.perf_counter()
+            assert self.runner.run(tokens, self.sizes.decode_after, 1)[-1].likeliest >= 0
+            self.runner.between_windows()
+            return time.perf_counter() - start
+
+        return 1e3 * _median(seconds, WINDOW_REPEATS)
 
     def _tokens(self, num: int) -> list[int]:
         tokens: list[int] = np.random.default_rng(time.time_ns()).integers(0, self.model.shape.vocab - 1, num).tolist()

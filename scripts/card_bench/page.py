@@ -34,6 +34,7 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
         ("The expert cache, routers skewed after Zipf", _hits(skewed)),
         ("Memory and times", _memory([*even, *skewed])),
         ("One token, step by step, each kind of step alone", _steps(even)),
+        ("Windows of several rows", _windows(even)),
     ]
     threads = {run["threads"] for run in runs}
     head = f"Threads: {', '.join(map(str, sorted(threads)))}."
@@ -121,9 +122,20 @@ def _memory(results: Sequence[Result]) -> str:
 
 def _steps(results: Sequence[Result]) -> str:
     timed = [result for result in results if result["steps_ms"]]
-    names = list(timed[0]["steps_ms"]) if timed else []
-    rows = [[result["expert_type"], result["layers"], *(f"{1e3 * result['steps_ms'][name]:.0f}" for name in names)] for result in timed]
+    names = sorted({name for result in timed for name in result["steps_ms"]})
+
+    def us(steps_ms: Mapping[str, float], name: str) -> str:
+        return f"{1e3 * steps_ms[name]:.0f}" if name in steps_ms else "-"
+
+    rows = [[result["expert_type"], result["layers"], *(us(result["steps_ms"], name) for name in names)] for result in timed]
     return _table(["us, all layers", "layers", *names], rows)
+
+
+def _windows(results: Sequence[Result]) -> str:
+    timed = [result for result in results if result.get("windows_ms")]
+    numbers = list(timed[0]["windows_ms"]) if timed else []
+    rows = [[result["expert_type"], result["layers"], *(f"{result['windows_ms'][num]:.2f}" for num in numbers)] for result in timed]
+    return _table(["ms by rows", "layers", *numbers], rows)
 
 
 def _tiers(rows_by_tier: Mapping[str, int]) -> str:

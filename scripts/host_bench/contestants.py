@@ -99,15 +99,15 @@ def child(role: str, model: BenchModel, num_threads: int, clock: str, shm_dir: P
 
 
 class LlamaBench(Contestant):
-    """A llama.cpp of one's own build: `llama-bench` is started for every measurement, and warms up itself.
+    """A llama.cpp of one's own build: `llama-bench` is started for every measurement.
 
-    Of two repetitions the second counts: in the first one the file is mapped anew.
+    Of two repetitions the second counts: in the first one, which takes the place of its warm-up, the file is mapped anew.
     """
 
     process_ids = ()
 
     def __init__(self, folder: Path, model: BenchModel, num_threads: int) -> None:
-        argv = [str(folder / "llama-bench"), "-m", str(model.path), "-t", str(num_threads), "-r", "2", "-o", "json"]
+        argv = [str(folder / "llama-bench"), "-m", str(model.path), "-t", str(num_threads), "-r", "2", "--no-warmup", "-o", "json"]
         self._argv = [*argv, "--repack", "0", "-fa", "on", "-ngl", "0", "-nopo", "1"]
 
     def measure(self, task: Task) -> Measured:

@@ -71,10 +71,14 @@ def random_layer(shape: Shape, seed: int = 1) -> Layer:
 @dataclass(frozen=True)
 class Routing:
     logits: Floats
-    """[rows, experts]"""
+    """[rows, experts], before the norm's factor"""
     gating: native.Gating = native.Gating.softmax
     renormalise: bool = True
     scale: float = 1.0
+
+    @property
+    def sums(self) -> NDArray[np.int64]:
+        return np.rint(self.logits.astype(np.float64) * 2.0**32).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -104,14 +108,15 @@ def on_host(layer: Layer, hidden: Floats, routing: Routing, num_layers: int = 1)
     table.set_layer(0, rig.give(layer.blobs), layer.blobs.shape[1])
     routed = rig.take(routed_bytes(rows, shape.top_k, shape.experts))
     out, pairs = rig.give(hidden), rows * shape.top_k
-    normed = native.RowsMemory(rig.take(4 * rows * width), rig.take(rows * _groups(width) * GROUP_BYTES), width)
+    groups = rig.take(rows * _groups(width) * GROUP_BYTES)
+    normed = native.RowsMemory(rig.take(4 * rows * width), groups, width, rig.take(4 * rows))
     inner = native.RowsMemory(rig.take(4 * pairs * shape.width), rig.take(pairs * _groups(shape.width) * GROUP_BYTES), shape.width)
     gate = native.Gate(routing.gating, routing.renormalise, routing.scale, shape.top_k)
     expert = native.Expert(layer.gate, layer.up, layer.down)
     gamma, expert_rows = rig.give(layer.gamma), rig.take(4 * pairs * width)
     for _ in range(num_layers):
         rig.recorder.norm(out, gamma, EPS, native.Rows.all, normed)
-        rig.recorder.route(rig.give(routing.logits), gate, table, 0, routed)
+        rig.recorder.route(rig.give(routing.sums), normed, gate, table, 0, routed)
         rig.recorder.experts(expert, table, 0, shape.top_k, routed, normed, inner, expert_rows, out)
     rig.run(rows)
     ids = routed.bytes()[64 : 64 + 4 * pairs].view(np.int32).reshape(rows, shape.top_k).copy()
@@ -142,7 +147,7 @@ def on_card(layer: Layer, hidden: Floats, routing: Routing, placement: Placement
     window = native.ExpertsWindowCase(
         hidden=hidden,
         gamma=layer.gamma,
-        logits=routing.logits,
+        sums=routing.sums,
         slots=slots,
         slot_blobs=blobs,
         arena=layer.blobs,
@@ -156,7 +161,6 @@ def on_card(layer: Layer, hidden: Floats, routing: Routing, placement: Placement
         streamed_ratio=placement.streamed_ratio,
         arena_on_card=placement.arena_on_card,
         every_block_polls=placement.every_block_polls,
-        hidden_is_fresh=num_layers > 1,  # the down kernel of the layer before is right before
         num_layers=num_layers,
         answered=placement.answered,
     )

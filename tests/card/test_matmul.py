@@ -94,6 +94,27 @@ def test_residuals_are_added_last(card: tuple[int, int, int], num_rows: int, nam
     check(native.card_matmul_window(types, weights, x, [residual, None], card), host)
 
 
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "experts"),
+    [("Q4_K", 256, 512, 128), ("Q8_0", 2112, 64, 33), ("IQ3_S", 96, 256, 512), ("F16", 16, 64, 7), ("Q6_K", 4256, 256, 8)],
+)
+def test_a_product_goes_on_to_a_router(card: tuple[int, int, int], name: str, rows: int, columns: int, experts: int, rng: Rng) -> None:
+    """Whole groups lie in a block, whether there are fewer of them than blocks or many."""
+    [type_id], [weights] = matrices(rng, (name,), (rows,), columns)
+    x, residual, gamma = normal(rng, 1, columns), normal(rng, 1, rows) * np.float32(10), normal(rng, rows)
+    router = normal(rng, rows, experts)
+    hidden = on_host([type_id], [weights], x, None, [residual])[0]
+    rig = OpRig(1)
+    sums = rig.take(8 * experts)
+    matrix = native.Matrix.at(rig.give(router), 0, rows, experts)
+    rig.recorder.router(rig.give(hidden), rig.give(gamma), matrix, sums)
+    rig.run(1)
+    got, card_sums = native.card_matmul_router(type_id, weights, x, residual, gamma, router, card)
+    assert same_bits(got, hidden)
+    assert (card_sums == sums.bytes().view(np.int64)).all()
+
+
 def test_rows_with_nothing_in_them_stay_finite(rng: Rng) -> None:
     types, weights = matrices(rng, ("Q4_K",), (24,), 512)
     x = np.zeros((2, 512), np.float32)

@@ -64,8 +64,9 @@ def test_norm_has_the_bits_of_the_host(width: int, rng: Rng) -> None:
     x, gamma = normal(rng, 6, width, scale=3.0), normal(rng, width)
     x[2] *= 1e15
     x[3] *= 1e-30
-    (halves, scale), values = native.norm_prompt(x, gamma, EPS)
-    assert same_bits(values, reference.norm(x, gamma, EPS))
+    (halves, scale), inverse = native.norm_prompt(x, gamma, EPS)
+    values = reference.norm(x, gamma, EPS)
+    assert same_bits(inverse, np.array([reference.inverse_rms(row, EPS) for row in x]))
     assert (halves.view(np.float16) == (values / scale[:, None]).astype(np.float16)).all()
 
 
@@ -181,15 +182,23 @@ def test_tiles_fit_every_card_and_two_of_them_a_large_one(name: str) -> None:
 # ---- routing ----
 
 
-@pytest.mark.parametrize(("rows", "experts"), [(1, 8), (13, 37), (21, 128)])
-def test_router_has_the_bits_of_float_rows(rows: int, experts: int, rng: Rng) -> None:
-    x, weights = normal(rng, rows, 160), normal(rng, experts, 160)
-    assert same_bits(native.router_prompt(x, weights), reference.matmul(x, weights))
+def random_sums(rng: Rng, rows: int, experts: int) -> NDArray[np.int64]:
+    return np.rint(3.0 * rng.standard_normal((rows, experts)) * 2.0**32).astype(np.int64)
+
+
+@pytest.mark.parametrize("is_window", [False, True])
+@pytest.mark.parametrize(("rows", "experts", "width"), [(1, 8, 160), (8, 37, 32), (21, 128, 416), (3, 300, 40)])
+def test_router_has_the_sums_of_the_host(rows: int, experts: int, width: int, is_window: bool, rng: Rng) -> None:
+    x, gamma, weights = normal(rng, rows, width, scale=30.0), normal(rng, width), normal(rng, width, experts)
+    x[0, 3] = np.inf
+    sums = native.card_router(x, gamma, weights, is_window)
+    with np.errstate(invalid="ignore"):
+        assert (sums == reference.router(x, gamma, weights)).all()
 
 
 @dataclass(frozen=True)
 class Routing:
-    logits: Floats
+    sums: NDArray[np.int64]
     top_k: int
     sigmoid: bool = False
     renormalise: bool = True
@@ -197,7 +206,8 @@ class Routing:
 
     def case(self, slots: Sequence[int], blob_bytes: int) -> native.RoutePromptCase:
         return native.RoutePromptCase(
-            logits=self.logits,
+            sums=self.sums,
+            inverse=self.inverse,
             slots=np.array(slots, np.int32),
             blob_bytes=blob_bytes,
             top_k=self.top_k,
@@ -206,18 +216,23 @@ class Routing:
             scale=self.scale,
         )
 
+    @property
+    def inverse(self) -> Floats:
+        return np.linspace(0.5, 2.0, len(self.sums), dtype=np.float32)
+
     def expected(self) -> tuple[NDArray[np.int64], Floats]:
-        ids, weights = reference.route(self.logits, self.top_k, sigmoid=self.sigmoid, renormalise=self.renormalise, scale=self.scale)
+        how = {"sigmoid": self.sigmoid, "renormalise": self.renormalise, "scale": self.scale}
+        ids, weights = reference.route(self.sums, self.inverse, self.top_k, **how)  # type: ignore[arg-type]
         return ids.astype(np.int64), weights
 
 
 @pytest.mark.parametrize(("rows", "experts", "top_k"), [(9, 8, 8), (40, 37, 4), (70, 130, 8), (12, 600, 10)])
-@pytest.mark.parametrize(("sigmoid", "renormalise"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("sigmoid", "renormalise"), [(False, True), (False, False), (True, False)])
 def test_routed_lists_have_the_bits_of_the_host(rows: int, experts: int, top_k: int, sigmoid: bool, renormalise: bool, rng: Rng) -> None:
-    logits = normal(rng, rows, experts, scale=3.0)
-    logits[1, 5] = logits[1, 2] = logits[1].max() + 1  # a tie goes to the lower id,
-    logits[2] = np.where(np.arange(experts) % 2, 0.0, -0.0)  # and both zeros are one
-    routing = Routing(logits, top_k, sigmoid, renormalise, 1.5)
+    sums = random_sums(rng, rows, experts)
+    sums[1, 5] = sums[1, 2] = sums[1].max() + 2**32  # a tie goes to the lower id,
+    sums[2] = 2**40 + np.arange(experts)  # and so do sums whose floats are equal
+    routing = Routing(sums, top_k, sigmoid, renormalise, 1.5)
     routed, (ids, weights) = native.route_prompt(routing.case([-1] * experts, 256)), routing.expected()
     assert (routed["ids"] == ids).all()
     assert same_bits(routed["weights"], weights)
@@ -225,7 +240,7 @@ def test_routed_lists_have_the_bits_of_the_host(rows: int, experts: int, top_k: 
 
 def test_pairs_are_sorted_by_expert_and_row(rng: Rng) -> None:
     experts, top_k = 20, 3
-    routing = Routing(normal(rng, 150, experts), top_k)
+    routing = Routing(random_sums(rng, 150, experts), top_k)
     routed, flat = native.route_prompt(routing.case([-1] * experts, 256)), routing.expected()[0].reshape(-1)
     assert (routed["order"] == np.argsort(flat, kind="stable")).all()
     assert (routed["order"][routed["places"]] == np.arange(150 * top_k)).all()
@@ -238,10 +253,10 @@ def test_pairs_are_sorted_by_expert_and_row(rng: Rng) -> None:
 def test_resident_experts_in_use_are_listed_with_their_tiles(rng: Rng) -> None:
     """One expert has more rows than a tile, one none."""
     experts, rows = 40, 300
-    logits = normal(rng, rows, experts)
-    logits[:, 3], logits[:, 7] = 50, -50
+    sums = random_sums(rng, rows, experts)
+    sums[:, 3], sums[:, 7] = 50 * 2**32, -50 * 2**32
     slots = [expert // 2 if expert % 2 else -1 for expert in range(experts)]
-    routed = native.route_prompt(Routing(logits, 2).case(slots, 512))
+    routed = native.route_prompt(Routing(sums, 2).case(slots, 512))
     counts, firsts = routed["counts"], routed["firsts"]
     listed = [expert for expert in range(experts) if slots[expert] >= 0 and counts[expert] > 0]
     assert (counts[3], counts[7]) == (rows, 0)
@@ -256,7 +271,7 @@ def test_resident_experts_in_use_are_listed_with_their_tiles(rng: Rng) -> None:
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 9), (1025, 8), (64, 33), (8, 0)])
 def test_lists_that_cannot_be_are_refused(experts: int, top_k: int, rng: Rng) -> None:
     with pytest.raises(ValueError, match=f"cannot route to {top_k} of {experts} experts"):
-        native.route_prompt(Routing(normal(rng, 9, experts), top_k).case([-1] * experts, 256))
+        native.route_prompt(Routing(random_sums(rng, 9, experts), top_k).case([-1] * experts, 256))
 
 
 # ---- experts ----
@@ -325,7 +340,7 @@ SHAPES = (
 def test_experts_are_near_the_dequantised_ones(shape: Shape, rng: Rng) -> None:
     layer, rows = random_layer(shape), 21
     x, hidden = normal(rng, rows, shape.hidden), normal(rng, rows, shape.hidden, scale=0.1)
-    routing = Routing(normal(rng, rows, shape.experts), shape.top_k)
+    routing = Routing(random_sums(rng, rows, shape.experts), shape.top_k)
     got = run_experts(layer, x, hidden, routing, range(shape.experts))
     expected = expected_experts(layer, x, hidden, routing)
     assert worst_row(got.hidden - hidden, expected - hidden) < TOLERANCE
@@ -334,7 +349,7 @@ def test_experts_are_near_the_dequantised_ones(shape: Shape, rng: Rng) -> None:
 def test_bits_do_not_depend_on_where_experts_lie(rng: Rng) -> None:
     shape, rows = SHAPES[1], 30
     layer, x, hidden = random_layer(shape), normal(rng, rows, shape.hidden), normal(rng, rows, shape.hidden)
-    routing = Routing(normal(rng, rows, shape.experts), shape.top_k)
+    routing = Routing(random_sums(rng, rows, shape.experts), shape.top_k)
     results = [run_experts(layer, x, hidden, routing, resident, batch) for resident, batch in (([4, 2, 0, 1, 3], 1), ([], 2), ([3, 1], 3))]
     for other in results[1:]:
         assert same_bits(other.expert_rows, results[0].expert_rows)
@@ -357,7 +372,7 @@ def test_bits_of_a_routed_row_do_not_depend_on_the_chunk(rng: Rng) -> None:
 def test_rows_are_combined_in_the_order_of_their_list(rng: Rng) -> None:
     shape, rows = SHAPES[1], 9
     layer, x, hidden = random_layer(shape), normal(rng, rows, shape.hidden), normal(rng, rows, shape.hidden)
-    routing = Routing(normal(rng, rows, shape.experts), shape.top_k)
+    routing = Routing(random_sums(rng, rows, shape.experts), shape.top_k)
     got, (_, weights) = run_experts(layer, x, hidden, routing, range(shape.experts)), routing.expected()
     for row in range(rows):
         total = np.zeros(shape.hidden, np.float32)

@@ -130,6 +130,7 @@ void ExpertsStep::window(const WindowRun& run) const {
     gate_up.gamma = norm_.gamma;
     gate_up.eps = norm_.eps;
     gate_up.choice = choice_;
+    gate_up.weights = memory_.routed.weights;
     gate_up.places = places(run.offered);
     gate_up.gate = blob_part(parts_.gate);
     gate_up.up = blob_part(parts_.up);
@@ -144,6 +145,7 @@ void ExpertsStep::window(const WindowRun& run) const {
     cuda::DownProblem down{};
     down.num_rows = run.num_rows;
     down.choice = choice_;
+    down.weights = memory_.routed.weights;
     down.places = gate_up.places;
     down.down = blob_part(parts_.down);
     down.h = memory_.hidden_rows;
@@ -173,7 +175,8 @@ cuda::ExpertsPromptProblem ExpertsStep::prompt_problem() const {
 void ExpertsStep::prompt(const PromptRun& run) const {
     const cuda::ExpertPlaces places = this->places(nullptr);
     cuda::RoutePromptProblem route{};
-    route.logits = choice_.logits;
+    route.sums = choice_.sums;
+    route.inverse = memory_.inverse;
     route.gating = choice_.gating;
     route.renormalise = choice_.renormalise;
     route.scale = choice_.scale;

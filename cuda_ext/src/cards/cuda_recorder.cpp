@@ -6,6 +6,7 @@
 
 #include "base/require.h"
 #include "cuda_ops/route_prompt.h"
+#include "cuda_ops/window_state.h"
 #include "ops/attention.h"
 
 namespace tandem {
@@ -100,8 +101,8 @@ void CudaRecorder::norm(const View& x, const View& gamma, float eps, Rows rows, 
     pending.norm.x = part<float>(x, num * out.width, "norm: input");
     pending.norm.gamma = part<float>(gamma, out.width, "norm: gamma");
     pending.norm.eps = eps;
-    pending.norm.values = part<float>(out.values, num * out.width, "norm: output");
     pending.norm.half = half_rows(out, num, "norm: output");
+    pending.inverse = out.inverse.empty() ? nullptr : part<float>(out.inverse, num, "norm: 1 / rms");
     pending.rows = rows;
     pending.out = out.values.data();
     norm_ = pending;
@@ -127,17 +128,17 @@ void CudaRecorder::matmul(const std::vector<Recorder::Product>& products, const 
     cuda::plan_products(made, cuda::kMaxWindowRows, true, program_->card().shape());  // throws for what the card cannot hold
     if (norm_ && norm_->out == x.values.data()) {
         require(norm_->rows == rows, "matmul: other rows than the norm's");
-        auto step = std::make_unique<NormProductsStep>(*program_, norm_->norm, made, rows);
-        last_products_ = step.get();
         if (rows == Rows::logits) program_->set_logits(made.product[0].out);
-        program_->add(std::move(step));
+        program_->add(std::make_unique<NormProductsStep>(*program_, norm_->norm, made, rows));
         return;
     }
     require(rows == Rows::all, "matmul: rows with logits must come from a norm");
     const int64_t num = most(rows);
-    program_->add(std::make_unique<ProductsStep>(
+    auto step = std::make_unique<ProductsStep>(
         *program_, part<quant::ActGroup>(x.groups, cuda::kMaxWindowRows * groups_of(x.width), "matmul"),
-        part<float>(x.values, num * x.width, "matmul"), half_rows(x, num, "matmul"), made));
+        part<float>(x.values, num * x.width, "matmul"), half_rows(x, num, "matmul"), made);
+    last_products_ = step.get();
+    program_->add(std::move(step));
 }
 
 // ---- attention ----
@@ -188,23 +189,44 @@ void CudaRecorder::quantise(const RowsMemory& rows) {
     problem.groups = part<quant::ActGroup>(rows.groups, cuda::kMaxWindowRows * groups_of(rows.width), "quantise");
     const cuda::CardShape& card = program_->card().shape();
     cuda::plan_attention_window(problem, {card.num_multiprocessors, card.block_shared_bytes, problem.num_spans});  // throws
-    program_->add(std::make_unique<AttentionStep>(*program_, problem, half_rows(rows, most(Rows::all), "quantise")));
+    auto step = std::make_unique<AttentionStep>(*program_, problem, half_rows(rows, most(Rows::all), "quantise"));
+    last_attention_ = step.get();
+    program_->add(std::move(step));
 }
 
 // ---- experts ----
 
-void CudaRecorder::route(const View& logits, const Recorder::Gate& gate, std::shared_ptr<CudaExpertTable> table, int layer,
-                         const View&) {
+void CudaRecorder::router(const View& x, const View& gamma, const Matrix& weights, const View& sums) {
+    const int64_t width = router_width(weights), num_experts = weights.weights.columns;
+    const auto* rows = part<float>(x, most(Rows::all) * width, "router: input");
+    const auto* factors = part<float>(gamma, width, "router: gamma");
+    require(norm_ && norm_->norm.x == rows && norm_->norm.gamma == factors && norm_->inverse != nullptr,
+            "a router must follow the norm of its rows, which leaves 1 / rms");
+    require(last_attention_ != nullptr, "a router must follow an attention, which clears its sums");
+    const int64_t num_rows = std::max<int64_t>(most(Rows::all), cuda::kMaxWindowRows);
+    auto* out = part<int64_t>(sums, num_rows * num_experts, "router: sums");
+    program_->keep(weights.memory);
+    last_attention_->clear(out, static_cast<int>(num_experts));
+    const cuda::RouterTail tail{factors, reinterpret_cast<const float*>(weights.weights.data), out, static_cast<int32_t>(num_experts)};
+    const bool is_fused = last_products_ != nullptr && last_products_->take_router(rows, tail);
+    program_->add(std::make_unique<RouterStep>(*program_, norm_->norm, weights, RouterStep::Out{out, norm_->inverse}, is_fused));
+    last_attention_ = nullptr;
+    last_products_ = nullptr;
+    router_ = PendingRouter{out, num_experts};
+}
+
+void CudaRecorder::route(const View& sums, const RowsMemory& x, const Recorder::Gate& gate, std::shared_ptr<CudaExpertTable> table,
+                         int layer, const View&) {
     require(table != nullptr, "route: a residency table is needed");
-    require(last_products_ != nullptr && last_products_->out() == logits.as<const float>(),
-            "route must follow the product of its router");
-    last_products_->become_router();
     const int num_experts = table->mirror().num_experts();
+    require(router_ && router_->sums == sums.as<const int64_t>() && router_->num_experts == num_experts && norm_ &&
+                norm_->out == x.values.data(),
+            "route must follow its router");
     require(gate.top_k >= 1 && gate.top_k <= num_experts,
             "route: cannot choose " + std::to_string(gate.top_k) + " of " + std::to_string(num_experts) + " experts");
     program_->set_table(table);
-    const auto* values = part<float>(logits, most(Rows::all) * num_experts, "route: logits");
-    route_ = PendingRoute{{values, num_experts, gate.top_k, gate.gating, gate.renormalise, gate.scale}, layer};
+    route_ = PendingRoute{{router_->sums, num_experts, gate.top_k, gate.gating, gate.renormalise, gate.scale}, layer};
+    router_.reset();
 }
 
 void CudaRecorder::routed_memory(const View& routed, int top_k, int num_experts, ExpertsMemory& memory) {
@@ -241,6 +263,7 @@ void CudaRecorder::experts(const Recorder::Expert& expert, const std::shared_ptr
     memory.halves = half_rows(hidden, pairs, "experts: hidden");
     memory.expert_rows = part<float>(expert_rows, pairs * x.width, "experts: rows");
     memory.hidden = part<float>(out, most(Rows::all) * x.width, "experts: output");
+    memory.inverse = norm_->inverse;
     routed_memory(routed, top_k, table->mirror().num_experts(), memory);
     const View blobs = View::of(first.buffer, first.offset, first.nbytes * table->mirror().num_experts());
     program_->add_host_layer({blobs, first.nbytes, expert.gate, expert.up, expert.down});

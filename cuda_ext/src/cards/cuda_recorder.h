@@ -1,7 +1,7 @@
 // Records a model's page into a CUDA program: the same calls as Recorder, gathered into the steps of cuda_steps.h.
 //
 // The card computes several operations in one kernel, so a call may only be remembered until the one that completes it comes:
-// norm until its product, rotary and attention until quantise, route until experts. Every method throws std::invalid_argument for
+// norm until its product or router, rotary and attention until quantise, route until experts. Every method throws std::invalid_argument for
 // memory that is too small, for types that do not fit, and for a sequence of calls that no step covers.
 #pragma once
 #include <memory>
@@ -29,7 +29,9 @@ class CudaRecorder {
     void matmul(const std::vector<Recorder::Product>& products, const RowsMemory& x, Rows rows);
     void rotary(const Recorder::Heads& heads, const KvMemory& kv);
     void attention(const View& query, int query_heads, const KvMemory& kv, float scale, const View& spans, const View& out);
-    void route(const View& logits, const Recorder::Gate& gate, std::shared_ptr<CudaExpertTable> table, int layer,
+    // Of the last norm's rows, behind an attention.
+    void router(const View& x, const View& gamma, const Matrix& weights, const View& sums);
+    void route(const View& sums, const RowsMemory& x, const Recorder::Gate& gate, std::shared_ptr<CudaExpertTable> table, int layer,
                const View& routed);
     void experts(const Recorder::Expert& expert, const std::shared_ptr<CudaExpertTable>& table, int layer, int top_k,
                  const View& routed, const RowsMemory& x, const RowsMemory& hidden, const View& expert_rows, const View& out);
@@ -39,6 +41,7 @@ class CudaRecorder {
         Norm norm;
         Rows rows;
         const std::byte* out;
+        float* inverse;  // of prompts, or null
     };
     struct PendingRotary {
         Recorder::Heads heads;
@@ -51,6 +54,10 @@ class CudaRecorder {
     struct PendingRoute {
         cuda::Choice choice;
         int layer;
+    };
+    struct PendingRouter {
+        const int64_t* sums;
+        int64_t num_experts;
     };
 
     // Checks that a view holds `num` values of T and keeps its memory alive.
@@ -70,7 +77,9 @@ class CudaRecorder {
     std::optional<PendingRotary> rotary_;
     std::optional<PendingAttention> attention_;
     std::optional<PendingRoute> route_;
-    NormProductsStep* last_products_ = nullptr;
+    std::optional<PendingRouter> router_;
+    AttentionStep* last_attention_ = nullptr;
+    ProductsStep* last_products_ = nullptr;
 };
 
 }  // namespace tandem

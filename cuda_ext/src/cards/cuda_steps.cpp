@@ -1,6 +1,7 @@
 #include "cards/cuda_steps.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "cuda_ops/attention_prompt.h"
 #include "cuda_ops/embed.h"
@@ -8,7 +9,6 @@
 #include "cuda_ops/norm_matmul_window.h"
 #include "cuda_ops/norm_prompt.h"
 #include "cuda_ops/rotary.h"
-#include "cuda_ops/route_prompt.h"
 
 namespace tandem {
 
@@ -59,12 +59,8 @@ void NormProductsStep::prompt(const PromptRun& run) const {
         if (run.num_logits > 0) canonical(run.num_rows - run.num_logits, run.num_logits, run.stream);
         return;
     }
-    cuda::norm_prompt({norm_.x, norm_.gamma, norm_.eps, norm_.half, is_router_ ? norm_.values : nullptr}, run.num_rows, run.stream);
-    if (!is_router_) return cuda::matmul_prompt(prompt_products(norm_.half, products_), run.num_rows, run.stream);
-    const cuda::Product& router = products_.product[0];
-    cuda::router_prompt({norm_.values, reinterpret_cast<const float*>(router.weights.data), router.weights.columns,
-                         router.weights.rows, router.out},
-                        run.num_rows, run.stream);
+    cuda::norm_prompt({norm_.x, norm_.gamma, norm_.eps, norm_.half, nullptr}, run.num_rows, run.stream);
+    cuda::matmul_prompt(prompt_products(norm_.half, products_), run.num_rows, run.stream);
 }
 
 void NormProductsStep::canonical(int first, int num_rows, cudaStream_t stream) const {
@@ -94,12 +90,44 @@ void AttentionStep::prompt(const PromptRun& run) const {
 
 // ---- products of attention's rows ----
 
+bool ProductsStep::take_router(const float* x, const cuda::RouterTail& router) {
+    if (products_.product[0].out != x || products_.num_products != 1) return false;
+    cuda::Products products = products_;
+    products.router = router;
+    try {
+        cuda::plan_products(products, 1, false, program_.card().shape());
+    } catch (const std::invalid_argument&) {
+        return false;
+    }
+    router_ = router;
+    return true;
+}
+
 void ProductsStep::window(const WindowRun& run) const {
-    cuda::matmul_window({run.num_rows, groups_, values_, products_}, program_.card().shape(), true, run.stream);
+    cuda::Products products = products_;
+    if (run.num_rows == 1) products.router = router_;
+    cuda::matmul_window({run.num_rows, groups_, values_, products}, program_.card().shape(), true, run.stream);
 }
 
 void ProductsStep::prompt(const PromptRun& run) const {
     cuda::matmul_prompt(prompt_products(half_, products_), run.num_rows, run.stream);
+}
+
+// ---- router ----
+
+cuda::RouterRowsProblem RouterStep::problem() const {
+    const Weights& weights = weights_.weights;
+    return {norm_.x, norm_.gamma, reinterpret_cast<const float*>(weights.data), static_cast<int32_t>(weights.rows),
+            static_cast<int32_t>(weights.columns), out_.sums};
+}
+
+void RouterStep::window(const WindowRun& run) const {
+    if (!is_fused_ || run.num_rows > 1) cuda::router_window(problem(), run.num_rows, run.stream);
+}
+
+void RouterStep::prompt(const PromptRun& run) const {
+    cuda::norm_prompt({norm_.x, norm_.gamma, norm_.eps, norm_.half, out_.inverse}, run.num_rows, run.stream);
+    cuda::router_prompt(problem(), run.num_rows, run.stream);
 }
 
 }  // namespace tandem

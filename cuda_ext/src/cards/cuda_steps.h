@@ -8,6 +8,7 @@
 #include "cuda_ops/attention_window.h"
 #include "cuda_ops/half_rows.h"
 #include "cuda_ops/matmul_window.h"
+#include "cuda_ops/router.h"
 
 namespace tandem {
 
@@ -34,8 +35,7 @@ struct Norm {
     const float* x;      // [rows, width]
     const float* gamma;  // [width]
     float eps;
-    float* values;        // [rows, width], of prompts
-    cuda::HalfRows half;  // the same, of prompts
+    cuda::HalfRows half;  // [rows, width], of prompts
 };
 
 // Norm and the products of its rows with up to three matrices. `rows`: all, or those that give logits.
@@ -43,13 +43,9 @@ class NormProductsStep final : public Step {
   public:
     NormProductsStep(const CudaProgram& program, const Norm& norm, const cuda::Products& products, Rows rows)
         : program_(program), norm_(norm), products_(products), rows_(rows) {}
-    const char* name() const override { return rows_ == Rows::logits ? "head" : is_router_ ? "router" : "query, key, value"; }
+    const char* name() const override { return rows_ == Rows::logits ? "head" : "query, key, value"; }
     void window(const WindowRun& run) const override;
     void prompt(const PromptRun& run) const override;
-
-    // A router keeps the bits of its logits in prompts too.
-    void become_router() { is_router_ = true; }
-    const float* out() const { return products_.product[0].out; }
 
   private:
     void canonical(int first, int num_rows, cudaStream_t stream) const;
@@ -58,7 +54,6 @@ class NormProductsStep final : public Step {
     Norm norm_;
     cuda::Products products_;
     Rows rows_;
-    bool is_router_ = false;
 };
 
 // Norm and rotation of heads, the way into the cache, attention.
@@ -70,6 +65,12 @@ class AttentionStep final : public Step {
     const char* name() const override { return "attention"; }
     void window(const WindowRun& run) const override;
     void prompt(const PromptRun& run) const override;
+
+    // Makes the sums [rows, num] of windows zero.
+    void clear(int64_t* sums, int num) {
+        problem_.sums = sums;
+        problem_.num_sums = num;
+    }
 
   private:
     const CudaProgram& program_;
@@ -83,9 +84,12 @@ class ProductsStep final : public Step {
     ProductsStep(const CudaProgram& program, const quant::ActGroup* groups, const float* values, const cuda::HalfRows& half,
                  const cuda::Products& products)
         : program_(program), groups_(groups), values_(values), half_(half), products_(products) {}
-    const char* name() const override { return "output projection"; }
+    const char* name() const override { return router_.weights ? "output projection, router" : "output projection"; }
     void window(const WindowRun& run) const override;
     void prompt(const PromptRun& run) const override;
+
+    // Adds the router's sums in windows of one row, if the products make the rows `x` and the card has room for it.
+    bool take_router(const float* x, const cuda::RouterTail& router);
 
   private:
     const CudaProgram& program_;
@@ -93,6 +97,32 @@ class ProductsStep final : public Step {
     const float* values_;
     cuda::HalfRows half_;
     cuda::Products products_;
+    cuda::RouterTail router_{};
+};
+
+// Norm and router.
+class RouterStep final : public Step {
+  public:
+    struct Out {
+        int64_t* sums;   // [rows, experts]
+        float* inverse;  // [rows] 1 / rms, of prompts
+    };
+
+    // `is_fused`: the step before has made the sums of windows of one row.
+    RouterStep(const CudaProgram& program, const Norm& norm, const Matrix& weights, const Out& out, bool is_fused)
+        : program_(program), norm_(norm), weights_(weights), out_(out), is_fused_(is_fused) {}
+    const char* name() const override { return "router"; }
+    void window(const WindowRun& run) const override;
+    void prompt(const PromptRun& run) const override;
+
+  private:
+    cuda::RouterRowsProblem problem() const;
+
+    const CudaProgram& program_;
+    Norm norm_;
+    Matrix weights_;
+    Out out_;
+    bool is_fused_;
 };
 
 }  // namespace tandem

@@ -7,6 +7,7 @@
 #include "ops/embed.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
+#include "quant/types.h"
 
 namespace tandem {
 
@@ -36,6 +37,14 @@ Matrix Matrix::in(const View& memory, uint32_t type_id, int64_t rows, int64_t co
     require(memory.nbytes == row_bytes * rows, "a matrix of " + std::to_string(row_bytes * rows) + " bytes was given " +
                                                    std::to_string(memory.nbytes) + " bytes of memory");
     return {memory, {memory.as<const uint8_t>(), type, rows, columns, row_bytes}};
+}
+
+int64_t router_width(const Matrix& matrix) {
+    const Weights& weights = matrix.weights;
+    require(weights.type == quant::Type::F32 && weights.rows <= kMaxRouterWidth,
+            std::string("a router of type ") + quant::type_name(weights.type) + " over " + std::to_string(weights.rows) +
+                " values; float32 and up to " + std::to_string(kMaxRouterWidth) + " are possible");
+    return weights.rows;
 }
 
 BlobMatrix blob_matrix(uint32_t type_id, size_t offset, int64_t rows, int64_t columns) {
@@ -103,6 +112,7 @@ void Recorder::norm(const View& x, const View& gamma, float eps, Rows rows, cons
     problem.rows = rows;
     problem.values = part<float>(out.values, most(rows) * out.width, "norm: output");
     problem.groups = groups(out, most(rows), "norm: groups");
+    problem.inverse = out.inverse.empty() ? nullptr : part<float>(out.inverse, most(rows), "norm: 1 / rms");
     problem.kernels = row_kernels_;
     require(problem.values != problem.x, "norm: input and output must differ");
     program_->add([problem](Pool& pool, const Window& window) { tandem::norm(pool, problem, window); });
@@ -166,14 +176,31 @@ void Recorder::attention(const View& query, int query_heads, const KvMemory& kv,
     program_->add([problem](Pool& pool, const Window& window) { tandem::attention(pool, problem, window); });
 }
 
-void Recorder::route(const View& logits, const Gate& gate, std::shared_ptr<ExpertTable> table, int layer, const View& routed) {
+void Recorder::router(const View& x, const View& gamma, const Matrix& weights, const View& sums) {
+    const int64_t rows = most(Rows::all), width = router_width(weights), num_experts = weights.weights.columns;
+    program_->keep(weights.memory);
+    const RouterProblem problem{part<float>(x, rows * width, "router: input"),
+                                part<float>(gamma, width, "router: gamma"),
+                                reinterpret_cast<const float*>(weights.weights.data),
+                                width,
+                                static_cast<int>(num_experts),
+                                part<int64_t>(sums, rows * num_experts, "router: sums"),
+                                vector_kernels_};
+    program_->add([problem](Pool& pool, const Window& window) { tandem::router(pool, problem, window); });
+}
+
+void Recorder::route(const View& sums, const RowsMemory& x, const Gate& gate, std::shared_ptr<ExpertTable> table, int layer,
+                     const View& routed) {
     require(table != nullptr, "route: a residency table is needed");
     table->blob(layer, 0);  // the layer must have blobs
     const int num_experts = table->num_experts();
     require(gate.top_k >= 1 && gate.top_k <= num_experts,
             "route: cannot choose " + std::to_string(gate.top_k) + " of " + std::to_string(num_experts) + " experts");
+    require(num_experts <= kMaxExperts, "route: " + std::to_string(num_experts) + " experts in a layer; up to " +
+                                            std::to_string(kMaxExperts) + " are possible");
     RouteProblem problem{};
-    problem.logits = part<float>(logits, most(Rows::all) * num_experts, "route: logits");
+    problem.sums = part<int64_t>(sums, most(Rows::all) * num_experts, "route: sums");
+    problem.inverse = part<float>(x.inverse, most(Rows::all), "route: 1 / rms");
     problem.num_experts = num_experts;
     problem.gating = gate.gating;
     problem.renormalise = gate.renormalise;

@@ -12,6 +12,7 @@
 #include "ops/experts.h"
 #include "ops/rotary.h"
 #include "ops/route.h"
+#include "ops/router.h"
 
 namespace tandem {
 
@@ -22,6 +23,9 @@ struct Matrix {
 
     static Matrix in(const View& memory, uint32_t type_id, int64_t rows, int64_t columns);
 };
+
+// The width of the rows that a router takes, whose weights are float32 [width, experts].
+int64_t router_width(const Matrix& weights);
 
 // One matrix of every blob of a layer.
 BlobMatrix blob_matrix(uint32_t type_id, size_t offset, int64_t rows, int64_t columns);
@@ -34,11 +38,13 @@ struct KvMemory {
     static KvMemory in(const View& memory, KvType type, int num_heads, int head_dim, int64_t context);
 };
 
-// Rows of activations: floats, and the memory of their quantised form (may be empty where the width is no multiple of 32).
+// Rows of activations: floats, the memory of their quantised form (may be empty where the width is no multiple of 32), and that of
+// each row's 1 / rms, which a norm fills (may be empty where nobody wants it).
 struct RowsMemory {
     View values;
     View groups;
     int64_t width;
+    View inverse;
 };
 
 class Recorder {
@@ -77,7 +83,11 @@ class Recorder {
         float scale;
         int top_k;
     };
-    void route(const View& logits, const Gate& gate, std::shared_ptr<ExpertTable> table, int layer, const View& routed);
+    // weights: float32 [width, experts]; sums: int64 [rows, experts].
+    void router(const View& x, const View& gamma, const Matrix& weights, const View& sums);
+    // x: the rows of the router's norm.
+    void route(const View& sums, const RowsMemory& x, const Gate& gate, std::shared_ptr<ExpertTable> table, int layer,
+               const View& routed);
 
     struct Expert {
         BlobMatrix gate;

@@ -36,6 +36,8 @@ struct AttentionWindowProblem {
     int64_t num_spans;        // spans of the context
     float* out;               // [rows, query_heads * head_dim], or null
     quant::ActGroup* groups;  // [rows, groups of query_heads * head_dim], or null
+    int64_t* sums;            // [rows, num_sums] of the router that follows, made zero; or null
+    int num_sums;
 };
 
 // What the launch is made for: a card, and contexts of about this many spans (any position below 2^31 is computed rightly).

@@ -101,6 +101,8 @@ __global__ void attention_window_kernel(const WindowArguments arguments) {
     const Turn<kDim> first_turn = rows.fetch(block.warp);
     device::wait_prerequisites();
     device::launch_dependents();
+    if (p.sums && blockIdx.x + blockIdx.y == 0)
+        for (int i = block.thread(); i < p.num_rows * p.num_sums; i += block.num_threads()) p.sums[i] = 0;
     make_rows(rows, has_new, first_turn);
     const WindowSpans spans = WindowSpans::of(p);
     const bool alone = num_spans == 1 && block.chunk_tiles == kSpanTiles;

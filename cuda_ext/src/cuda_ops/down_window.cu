@@ -101,17 +101,12 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     const DownItems<T> items(p, plan, block, pass, warp);
     if (fetches) ring.fetch(items, lane);
     load_hidden(p, plan, block);
-    auto* gates = reinterpret_cast<float*>(block.shared + plan.held);
-    if constexpr (quant::kOneRow<T>) {
-        if (warp == 0) weigh_one_row(list, p.choice, gates, lane);
-    } else {
-        weigh_rows(list, p.choice, p.num_rows, gates, thread, num_threads);
-    }
-    __syncthreads();
     device::wait_prerequisites();
     if (!p.leaves_room) device::launch_dependents();
 
-    multiply_down(p, plan, block, pass, ring, items, fetches, p.num_rows * p.choice.top_k);
+    const int num_pairs = p.num_rows * p.choice.top_k;
+    if (thread < num_pairs) list.weights[thread] = __ldcg(p.weights + thread);
+    multiply_down(p, plan, block, pass, ring, items, fetches, num_pairs);
     if (lane == 0 && warp < kNumSources && list.num_of_side[warp] > 0) await_rows(p, warp);
     __syncthreads();
     if (list.asks_others()) {
@@ -134,7 +129,6 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
     check_part(p.down, p.places);
     const size_t row_bytes = input_row_bytes(p.down.type, p.down.columns),
                  num_pairs = static_cast<size_t>(p.num_rows) * p.choice.top_k;
-    const size_t gates_bytes = p.num_rows * p.choice.num_experts * sizeof(float);
     DownPlan plan{};
     plan.block_columns = (p.down.rows + card.num_window_blocks() - 1) / card.num_window_blocks();
     plan.num_blocks = (p.down.rows + plan.block_columns - 1) / plan.block_columns;
@@ -153,7 +147,7 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
     // All rows at once, beside the kernel before, with rings of two stages if possible; else fewer rows at a time.
     const size_t beside = card.modest_shared_bytes(kSharedPercent);
     for (size_t held = num_pairs; held >= static_cast<size_t>(p.num_rows) && plan.ring_plan.num_stages < wanted_stages; held /= 2) {
-        const size_t held_bytes = (std::max(held * row_bytes, gates_bytes) + 63) / 64 * 64;
+        const size_t held_bytes = (held * row_bytes + 63) / 64 * 64;
         for (const size_t limit : {beside, p.leaves_room ? beside : card.block_shared_bytes}) {
             if (plan.held + held_bytes > limit || plan.ring_plan.num_stages >= wanted_stages) continue;
             const RingPlan rings =

@@ -15,10 +15,11 @@ enum class Polling {
 
 struct DownProblem {
     int32_t num_rows;  // 1..kMaxWindowRows
-    Choice choice;     // its logits come from a kernel before the one right before this one
+    Choice choice;     // its sums come from a kernel before the one right before this one
+    const float* weights;  // [rows, top_k], of gate_up_window, the kernel right before
     ExpertPlaces places;
     BlobPart down;   // [hidden, width]
-    const float* h;  // [pairs, width], of gate_up_window, the kernel right before
+    const float* h;  // [pairs, width], of gate_up_window too
     float* hidden;   // [rows, hidden], added to
     int32_t layer;
     MissPost posts[kNumSources];  // as those of gate_up_window
@@ -40,7 +41,7 @@ struct DownPlan {
     uint32_t table;
     uint32_t sums;  // float [rows, block_columns]: the hidden rows before the addition
     uint32_t rows;  // float [pairs, block_columns]: the card's rows, then those of others
-    uint32_t held;  // input rows [held_pairs]; before them, the gates of all experts [rows, experts]
+    uint32_t held;  // input rows [held_pairs]
     uint32_t rings;
     uint32_t shared_bytes;
     RingPlan ring_plan;

@@ -1,6 +1,6 @@
 // The routed experts of a window on the card: what gate_up_window and down_window share.
 //
-// gate_up_window  norm of the hidden rows; top-k; residency look-up; posts of what others compute; silu(gate(x)) * up(x)
+// gate_up_window  norm of the hidden rows; top-k and weights; residency look-up; posts of what others compute; silu(gate(x)) * up(x)
 // down_window     top-k again; down of what gate_up left; the others' rows; combination in the order of the routed list; + hidden
 //
 // Bits: those of ops/norm.h, ops/route.h and ops/experts.h, wherever an expert is computed.
@@ -26,7 +26,7 @@ constexpr int kMaxTopK = 16;
 
 // How one layer chooses experts.
 struct Choice {
-    const float* logits;  // [rows, experts]
+    const int64_t* sums;  // [rows, experts], ops/router_sum.h
     int32_t num_experts;  // 1..kMaxRoutedExperts
     int32_t top_k;        // 1..kMaxTopK
     Gating gating;

@@ -49,12 +49,15 @@ template <class T>
 class GateUpItems {
   public:
     __device__ __forceinline__ GateUpItems(const GateUpProblem& p, const GateUpPlan& plan, const RoutedList& list,
-                                           unsigned char* shared, int warp, int lane)
-        : p_(p), plan_(plan), list_(list), shared_(shared), warp_(warp) {
-        const RingPlan& rings = plan.ring_plan;
+                                           unsigned char* shared, int warp)
+        : p_(p), plan_(plan), list_(list), shared_(shared), warp_(warp) {}
+
+    // Once the list is there; before the first fetch().
+    __device__ __forceinline__ void take_share(int lane) const {
+        const RingPlan& rings = plan_.ring_plan;
         if (lane == 0)
-            share() = share_of_experts(list.num_of_side[kCardSide], p.gate.rows, blockIdx.x * rings.num_warps + warp,
-                                       plan.num_blocks * rings.num_warps);
+            share() = share_of_experts(list_.num_of_side[kCardSide], p_.gate.rows, blockIdx.x * rings.num_warps + warp_,
+                                       plan_.num_blocks * rings.num_warps);
         __syncwarp();
     }
     // The same items.

@@ -15,24 +15,32 @@ namespace {
 constexpr size_t kNormBytes = 64 * 1024;  // rows of more than this together are normed one after the other
 constexpr int kSharedPercent = 58;        // of a multiprocessor's, so that the next kernel's blocks find room while these still run
 
-template <class T>
+__device__ __forceinline__ NormRows norm_of(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
+    NormRows rows{};
+    rows.x = p.hidden;
+    rows.gamma = p.gamma;
+    rows.width = p.gate.columns;
+    rows.eps = p.eps;
+    rows.num_rows = 1;
+    rows.inverse = reinterpret_cast<float*>(shared + plan.inverse);
+    if (plan.wants_groups()) rows.groups = reinterpret_cast<quant::SharedGroup*>(shared + plan.groups);
+    if (plan.wants_values()) rows.values = reinterpret_cast<float*>(shared + plan.values);
+    rows.scratch = plan.wants_values() ? rows.values : reinterpret_cast<float*>(shared + plan.scratch);
+    return rows;
+}
+
+// The norm of several rows.
 __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
     const int width = p.gate.columns, groups = (width + quant::kSuper - 1) / quant::kSuper;
-    NormRows rows{};
-    rows.gamma = p.gamma;
-    rows.width = width;
-    rows.eps = p.eps;
-    rows.inverse = reinterpret_cast<float*>(shared + plan.inverse);
+#pragma unroll 1
     for (int first = 0; first < p.num_rows; first += plan.norm_rows) {
-        rows.x = p.hidden + first * width;
+        NormRows rows = norm_of(p, plan, shared);
+        rows.x += first * width;
         rows.num_rows = min(plan.norm_rows, p.num_rows - first);
-        if (plan.wants_groups()) rows.groups = reinterpret_cast<quant::SharedGroup*>(shared + plan.groups) + first * groups;
-        if (plan.wants_values()) rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
-        rows.scratch = plan.wants_values() ? rows.values : reinterpret_cast<float*>(shared + plan.scratch);
-        if constexpr (quant::kOneRow<T>)
-            norm_one_row(rows, fetch_gamma(p.gamma, width, threadIdx.x), threadIdx.x, kOneRowThreads);
-        else
-            norm_rows(rows, threadIdx.x, kWindowThreads);
+        rows.inverse += first;
+        if (rows.groups) rows.groups += first * groups;
+        if (rows.values) rows.scratch = rows.values += first * width;
+        norm_rows(rows, threadIdx.x, kWindowThreads);
     }
 }
 
@@ -94,28 +102,41 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     constexpr int num_threads = kThreadsOf<T>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
-    if (p.hidden_is_fresh) device::wait_prerequisites();
     load_slots(list, p.places, p.choice.num_experts, thread, num_threads);
     if (quant::table_bytes(p.gate.type) > 0) quant::load_table(p.gate.type, shared + plan.gate_table, thread, num_threads);
     if (p.up.type != p.gate.type && quant::table_bytes(p.up.type) > 0)
         quant::load_table(p.up.type, shared + plan.up_table, thread, num_threads);
-    norm<T>(p, plan, shared);
-    device::fence_stores();
-    __syncthreads();
-    if (!p.hidden_is_fresh) device::wait_prerequisites();
-    device::launch_dependents();
-    if constexpr (quant::kOneRow<T>) {
-        if (warp == 0) route_one_row(list, p.choice, p.places, lane);
-        __syncthreads();
-    } else {
-        route_rows(list, p.choice, p.places, p.num_rows, thread, num_threads);
-    }
-
-    const GateUpItems<T> items(p, plan, list, shared, warp, lane);
+    const GateUpItems<T> items(p, plan, list, shared, warp);
     const bool fetches = warp < plan.ring_plan.num_warps;
+    bool has_fetched = false;
+    if constexpr (quant::kOneRow<T>) {
+        const GammaAhead gamma = fetch_gamma(p.gamma, p.gate.columns, thread);
+        device::wait_prerequisites();
+        device::launch_dependents();
+        norm_one_row(
+            norm_of(p, plan, shared), gamma, thread, num_threads,
+            [&](int lane) { route_one_row(list, p.choice, p.places, lane); },
+            [&] {
+                items.take_share(lane);
+                // Posts come before what is read over the same bus.
+                has_fetched = !list.asks_others() && !plan.wants_values();
+                if (has_fetched && fetches) ring.fetch(items, lane);
+            });
+    } else {
+        device::wait_prerequisites();
+        device::launch_dependents();
+        norm(p, plan, shared);
+        device::fence_stores();
+        __syncthreads();
+        route_rows(list, p.choice, p.places, p.num_rows, thread, num_threads);
+        items.take_share(lane);
+    }
     if (blockIdx.x == 0) post_misses(p, plan, list, shared);
-    if (fetches) ring.fetch(items, lane);
-    if (blockIdx.x == 0) count_uses(p, list);
+    if (fetches && !has_fetched) ring.fetch(items, lane);
+    if (blockIdx.x == 0) {
+        count_uses(p, list);
+        weigh_rows(list, p.choice, reinterpret_cast<const float*>(shared + plan.inverse), p.num_rows, p.weights, thread, num_threads);
+    }
     if (fetches) ring.run(items, lane);
 }
 

@@ -15,9 +15,8 @@ struct GateUpProblem {
     const float* hidden;  // [rows, columns]
     const float* gamma;   // [columns]
     float eps;
-    // Whether the kernel right before this one writes `hidden`; else the norm is computed before that one has ended.
-    bool hidden_is_fresh;
-    Choice choice;  // its logits come from the kernel right before
+    Choice choice;
+    float* weights;  // [rows, top_k] of the routed lists, for down_window
     ExpertPlaces places;
     BlobPart gate;  // [width, columns]
     BlobPart up;

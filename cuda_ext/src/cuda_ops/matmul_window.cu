@@ -27,6 +27,8 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
     load_tables(p.products, plan, thread, num_threads);
+    const bool routes = p.products.router.weights != nullptr;
+    if (routes) fetch_router(p.products, plan, thread, num_threads);
     device::wait_prerequisites();
     device::launch_dependents();
     const int columns = p.products.product[0].weights.columns;
@@ -37,6 +39,10 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
         copy_units(shared + plan.values, p.values, static_cast<size_t>(p.num_rows) * columns * sizeof(float), thread, num_threads);
     __syncthreads();
     if (fetches) items.run(ring, lane);
+    if (!routes) return;
+    device::copy_async_wait<0>();
+    __syncthreads();
+    add_router_sums(p.products, plan, thread, num_threads);
 }
 
 template <class T>

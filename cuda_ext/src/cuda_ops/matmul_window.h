@@ -22,10 +22,19 @@ struct Product {
     const float* residual;  // the same, may be `out`; or null
 };
 
+// A router over the rows that a product makes: adds to its sums (ops/router_sum.h), which are zero.
+struct RouterTail {
+    const float* gamma;    // [width], of the norm before the router
+    const float* weights;  // [width, experts]; null: there is no router
+    int64_t* sums;         // [experts]
+    int32_t num_experts;
+};
+
 // Matrices of any types over the same input rows.
 struct Products {
     int32_t num_products;  // 1..kMaxProducts
     Product product[kMaxProducts];
+    RouterTail router;  // only for one input row and one product, which has a residual
 };
 
 // The same products for the rows of the window from `first` on.
@@ -44,6 +53,8 @@ struct ProductsPlan {
     int32_t launch_rows;  // rows of the window that one launch takes; more rows are more launches
     int32_t share_rows;   // weight rows of a warp, of all products together;
     int32_t share_rest;   // of so many warps, one more
+    int32_t block_groups;  // with a router: groups of kRouterGroup weight rows of a block;
+    int32_t block_rest;    // of so many blocks, one more
     int32_t norm_rows;    // of these, rows that are normed at once
     bool wants_groups;
     bool wants_values;
@@ -53,13 +64,15 @@ struct ProductsPlan {
     uint32_t inverse;
     uint32_t tables[kMaxProducts];
     uint32_t results;  // float [warps, launch_rows, stage_rows]
+    uint32_t outputs;  // with a router: float [rows of a block], what the block made, times gamma
+    uint32_t router;   // and its weights of these rows, [rows of a block, experts]
     uint32_t rings;
     uint32_t shared_bytes;
     RingPlan ring_plan;
 };
 
 // A pure function. Throws std::invalid_argument where the matrices do not fit together, or one row of each kind does not fit
-// the card's shared memory.
+// the card's shared memory, with the router's part if there is one.
 ProductsPlan plan_products(const Products& products, int num_rows, bool with_norm, const CardShape& card);
 
 void matmul_window(const MatmulWindowProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream);

@@ -27,7 +27,7 @@ __device__ __forceinline__ void norm_window(const NormMatmulWindowProblem& p, co
         if (plan.wants_groups) rows.groups = reinterpret_cast<quant::SharedGroup*>(shared + plan.groups) + first * groups;
         if (plan.wants_values) rows.scratch = rows.values = reinterpret_cast<float*>(shared + plan.values) + first * width;
         if constexpr (quant::kOneRow<T>)
-            norm_one_row(rows, gamma, thread, kOneRowThreads);
+            norm_one_row(rows, gamma, thread, kOneRowThreads, [](int) {}, [] {});
         else
             norm_rows(rows, thread, kWindowThreads);
     }

@@ -40,13 +40,12 @@ __global__ void __launch_bounds__(32 * kWarps) norm_kernel(NormPromptProblem p, 
     const float largest = quant::mul(quant::bits_float(facts.amax), facts.inverse);
     const HalfScale scales = half_scale(quant::float_bits(largest) & 0x7fffffff);
     if (lane == 0) p.out.scale[row] = scales.scale;
+    if (lane == 0 && p.inverse) p.inverse[row] = facts.inverse;
     uint16_t* halves = p.out.values + static_cast<size_t>(row) * width;
-    float* values = p.values ? p.values + static_cast<size_t>(row) * width : nullptr;
 #pragma unroll 8
     for (int i = lane; i < width; i += 32) {
         const float value = quant::mul(quant::mul(x[i], __ldg(p.gamma + i)), facts.inverse);
         halves[i] = scales.inverse == 0.0f ? 0 : half_bits(quant::mul(value, scales.inverse));
-        if (values) values[i] = value;
     }
 }
 

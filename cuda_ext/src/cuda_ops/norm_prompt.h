@@ -6,13 +6,13 @@
 
 namespace tandem::cuda {
 
-// out = x * gamma / rms(x). `values` has the bits of ops/norm.h; the halves are those values rounded once.
+// out = x * gamma / rms(x): the values of ops/norm.h, rounded once.
 struct NormPromptProblem {
     const float* x;      // [rows, width]
     const float* gamma;  // [width]
     float eps;
-    HalfRows out;   // [rows, width]
-    float* values;  // [rows, width], may be x; or null
+    HalfRows out;    // [rows, width]
+    float* inverse;  // [rows] 1 / rms, the bits of ops/norm.h; or null
 };
 
 void norm_prompt(const NormPromptProblem& problem, int num_rows, cudaStream_t stream);

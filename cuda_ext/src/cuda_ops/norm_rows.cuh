@@ -4,6 +4,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "device/primitives.cuh"
 #include "quant/quantise_device.cuh"
 
 namespace tandem::cuda {
@@ -72,9 +73,12 @@ __device__ __forceinline__ GammaAhead fetch_gamma(const float* gamma, int width,
 __device__ void norm_rows(const NormRows& p, int thread, int num_threads);
 
 // The same for one row, inlined and in little code: a launch fetches its instructions anew, and that takes longer than running
-// them. Warp 0 has the chains of the sum, the others the groups.
-__device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead& ahead, int thread, int num_threads) {
-    const int warp = thread / 32, lane = thread % 32, others = num_threads / 32 - 1;
+// them. Warp 0 has the chains of the sum, the last one calls beside(lane) meanwhile, the others have the groups. All threads call
+// behind() once the row in `scratch` is not needed any more, if no values are wanted; what was made beside is there.
+template <class Beside, class Behind>
+__device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead& ahead, int thread, int num_threads,
+                                             const Beside& beside, const Behind& behind) {
+    const int warp = thread / 32, lane = thread % 32, others = num_threads / 32 - 2;
     const auto* from = reinterpret_cast<const float4*>(p.x);
     auto* to = reinterpret_cast<float4*>(p.scratch);
 #pragma unroll 2
@@ -84,6 +88,8 @@ __device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead
     if (warp == 0) {
         const float inverse = detail::inverse_rms(p.scratch, p.width, p.eps, lane);
         if (lane == 0) p.inverse[0] = inverse;
+    } else if (warp > others) {
+        beside(lane);
     } else if (p.groups) {
 #pragma unroll 1
         for (int group = warp - 1; group < groups; group += others) {
@@ -95,7 +101,9 @@ __device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead
             quant::quantise_super(y, 1.0f, p.groups[group], lane);
         }
     }
+    device::fence_stores();
     __syncthreads();
+    behind();
     const float inverse = p.inverse[0];
     if (p.groups)
 #pragma unroll 1

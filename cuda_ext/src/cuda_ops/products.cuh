@@ -1,6 +1,7 @@
 // A warp's share of the weight rows of several matrices, as items of a StageRing.
 #pragma once
 #include "cuda_ops/matmul_window.h"
+#include "cuda_ops/router_sum.cuh"
 #include "cuda_ops/stage_ring.cuh"
 #include "cuda_ops/window_state.h"
 #include "device/primitives.cuh"
@@ -15,6 +16,44 @@ struct StageOfRows {
     int num_rows;
     device::AlignedSpan span;
 };
+
+// Weight rows of a block whose products go on to a router.
+__device__ __forceinline__ EvenShare router_rows(const Products& products, const ProductsPlan& plan) {
+    const EvenShare groups = share_of(plan.block_groups, plan.block_rest, blockIdx.x);
+    return {groups.begin * kRouterGroup, min(groups.end * kRouterGroup, products.product[0].weights.rows)};
+}
+
+// Brings the router's weights of the block's rows on their way; copy_async_wait() and a barrier must come before add_router_sums().
+__device__ __forceinline__ void fetch_router(const Products& products, const ProductsPlan& plan, int thread, int num_threads) {
+    const EvenShare rows = router_rows(products, plan);
+    const int num_experts = products.router.num_experts, num_units = (rows.end - rows.begin) * num_experts / 4;
+    const auto* from = reinterpret_cast<const uint4*>(products.router.weights + static_cast<int64_t>(rows.begin) * num_experts);
+    auto* to = reinterpret_cast<uint4*>(device::dynamic_shared() + plan.router);
+    for (int i = thread; i < num_units; i += num_threads) device::copy_async16(to + i, from + i);
+    device::copy_async_commit();
+}
+
+// What the block's rows add to the router's sums.
+__device__ __forceinline__ void add_router_sums(const Products& products, const ProductsPlan& plan, int thread, int num_threads) {
+    const EvenShare rows = router_rows(products, plan);
+    const int num_rows = rows.end - rows.begin, num_experts = products.router.num_experts;
+    const auto* outputs = reinterpret_cast<const float*>(device::dynamic_shared() + plan.outputs);
+    const auto* weights = reinterpret_cast<const float*>(device::dynamic_shared() + plan.router);
+    if (num_rows == 0) return;
+#pragma unroll 1
+    for (int expert = thread; expert < num_experts; expert += num_threads) {
+        int64_t sum = 0;
+#pragma unroll 1
+        for (int group = 0; group < num_rows; group += kRouterGroup) {
+            float dot = 0.0f;
+#pragma unroll 8
+            for (int i = group; i < min(group + kRouterGroup, num_rows); i++)
+                dot = quant::fma(weights[i * num_experts + expert], outputs[i], dot);
+            sum += router_whole(dot);
+        }
+        add_router_sum(products.router.sums + expert, sum);
+    }
+}
 
 // T: as for quant::dot_window_rows.
 template <class T>
@@ -51,6 +90,7 @@ class ProductItems {
         const bool adds = product.residual && lane < num_inputs * rows.num_rows;
         const int at = input * product.weights.rows + rows.row + lane - input * rows.num_rows;
         const float residual = adds ? __ldcg(product.residual + at) : 0.0f;
+        const float gamma = adds && products_.router.weights ? __ldg(products_.router.gamma + at) : 0.0f;
         if (product.residual) {
             dots.out = reinterpret_cast<float*>(shared + plan_.results) + warp_ * plan_.launch_rows * plan_.ring_plan.stage_rows;
             dots.out_stride = rows.num_rows;
@@ -59,7 +99,12 @@ class ProductItems {
         quant::dot_window_rows<T>(product.weights.type, dots, lane);
         if (!product.residual) return;
         __syncwarp();
-        if (adds) product.out[at] = quant::add(residual, results[lane]);
+        if (adds) {
+            const float sum = quant::add(residual, results[lane]);
+            product.out[at] = sum;
+            if (products_.router.weights)
+                reinterpret_cast<float*>(shared + plan_.outputs)[at - router_rows(products_, plan_).begin] = quant::mul(sum, gamma);
+        }
         __syncwarp();
     }
 
@@ -71,7 +116,7 @@ class ProductItems {
 #pragma unroll 1
             while (!ring.is_done()) {
                 const int product = at(ring.num_computed()).product, end = end_of(product);
-                quant::with_type(products_.product[product].weights.type, [&]<class Own>() {
+                quant::with_type(products_.product[product].weights.type, [&]<class Own>() TANDEM_INLINE_BODY {
                     ring.run_until(end, ProductItems<Own>(products_, plan_, num_inputs_, warp_), *this, lane);
                 });
             }
@@ -80,9 +125,12 @@ class ProductItems {
 
   private:
     // All rows of all products, one after the other, are shared evenly among the warps of all blocks; neighbouring shares lie in
-    // different blocks.
+    // different blocks. With a router a block has whole groups, and its warps share those.
     __device__ __forceinline__ EvenShare share() const {
-        return share_of(plan_.share_rows, plan_.share_rest, warp_ * plan_.num_blocks + blockIdx.x);
+        if (!products_.router.weights) return share_of(plan_.share_rows, plan_.share_rest, warp_ * plan_.num_blocks + blockIdx.x);
+        const EvenShare rows = router_rows(products_, plan_),
+                        own = even_share(rows.end - rows.begin, warp_, plan_.ring_plan.num_warps);
+        return {rows.begin + own.begin, rows.begin + own.end};
     }
 
     // Beyond the warp's last item there are no rows.

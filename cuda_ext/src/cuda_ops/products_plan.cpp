@@ -7,6 +7,7 @@
 #include "cuda_ops/matmul_window.h"
 #include "cuda_ops/window_state.h"
 #include "ops/activations.h"
+#include "ops/router_sum.h"
 
 namespace tandem::cuda {
 
@@ -39,6 +40,9 @@ void check(const Products& products, int num_rows) {
                     " values; columns are a multiple of 32, of floats one of 4");
         require(reinterpret_cast<uintptr_t>(weights.data) % 16 == 0, "a matrix does not begin at a multiple of 16 bytes");
     }
+    require(!products.router.weights || (num_rows == 1 && products.num_products == 1 && first.rows % 4 == 0 &&
+                                         products.product[0].residual != nullptr),
+            "a router goes with one input row and one product that is added to a multiple of four values");
 }
 
 struct Shape {
@@ -109,6 +113,13 @@ ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_r
     }
     plan.results = pieces.take(window_warps(num_rows) * num_rows * std::max(kMaxStageRows, num_rows == 1 ? kMaxSingleRows : 0) *
                                sizeof(float));
+    if (const RouterTail& router = products.router; router.weights) {
+        const int64_t groups = router_groups(shape.num_weight_rows), rows = divide_up(groups, num_blocks) * kRouterGroup;
+        plan.block_groups = static_cast<int32_t>(groups / num_blocks);
+        plan.block_rest = static_cast<int32_t>(groups % num_blocks);
+        plan.outputs = pieces.take(rows * sizeof(float));
+        plan.router = pieces.take(rows * router.num_experts * sizeof(float));
+    }
     plan.rings = pieces.take(0);
     if (plan.rings >= limit) return plan;
     plan.ring_plan = plan_product_rings(limit - plan.rings, useful_warps(shape, num_rows, num_blocks), shape.num_weight_rows,

@@ -82,7 +82,7 @@ __device__ __forceinline__ void split_sides(RoutedList& r, int thread) {
 __device__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& places, int num_rows, int thread, int num_threads) {
     const int warp = thread / 32, num_warps = num_threads / 32, lane = thread % 32, num_pairs = num_rows * p.top_k;
     for (int row = warp; row < num_rows; row += num_warps)
-        detail::choose_row(p.logits + row * p.num_experts, p.num_experts, p.top_k, r.ids + row * p.top_k, lane);
+        detail::choose_row(p.sums + row * p.num_experts, p.num_experts, p.top_k, r.ids + row * p.top_k, lane);
     __syncthreads();
     group_pairs(r, num_pairs, p.top_k, thread);
     if (thread == 0) {
@@ -97,12 +97,6 @@ __device__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& p
     __syncthreads();
     if (thread < num_pairs) r.side_place[thread] += r.experts[r.expert_of[thread]].side_first;
     __syncthreads();
-}
-
-__device__ void weigh_rows(RoutedList& r, const Choice& p, int num_rows, float* gates, int thread, int num_threads) {
-    for (int row = thread / 32; row < num_rows; row += num_threads / 32)
-        detail::weigh_row(p, p.logits + row * p.num_experts, r.ids + row * p.top_k, gates + row * p.num_experts,
-                          r.weights + row * p.top_k, thread % 32);
 }
 
 }  // namespace tandem::cuda

@@ -5,6 +5,7 @@
 
 #include "cache/tier.h"
 #include "cuda_ops/experts_window.h"
+#include "cuda_ops/gates.cuh"
 #include "cuda_ops/miss_post.h"
 #include "cuda_ops/window_state.h"
 #include "device/primitives.cuh"
@@ -92,22 +93,16 @@ __device__ __forceinline__ void load_slots(RoutedList& r, const ExpertPlaces& pl
 
 namespace detail {
 
-constexpr uint32_t kNoKey = 0;  // below every logit's key
+constexpr uint32_t kNoKey = 0;  // below every score's key
 
-// Rises with the logit; both zeros are equal.
-__device__ __forceinline__ uint32_t logit_key(float logit) {
-    const uint32_t bits = quant::float_bits(quant::add(logit, 0.0f));
-    return max(bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u), kNoKey + 1);
-}
-
-// The top_k greatest of a row by one warp, ties by lower id. Lane l looks at experts l * per_lane and following.
+// The top_k greatest scores of a row by one warp, ties by lower id. Lane l looks at experts l * per_lane and following.
 template <int per_lane>
-__device__ __forceinline__ void choose_among(const float* logits, int num_experts, int top_k, int32_t* ids, int lane) {
+__device__ __forceinline__ void choose_among(const int64_t* sums, int num_experts, int top_k, int32_t* ids, int lane) {
     uint32_t keys[per_lane];
 #pragma unroll
     for (int i = 0; i < per_lane; i++) {
         const int expert = lane * per_lane + i;
-        keys[i] = expert < num_experts ? logit_key(__ldcg(logits + expert)) : kNoKey;
+        keys[i] = expert < num_experts ? score_key(load_sum(sums + expert)) : kNoKey;
     }
 #pragma unroll 1
     for (int place = 0; place < top_k; place++) {
@@ -127,39 +122,11 @@ __device__ __forceinline__ void choose_among(const float* logits, int num_expert
     }
 }
 
-__device__ __forceinline__ void choose_row(const float* logits, int num_experts, int top_k, int32_t* ids, int lane) {
+__device__ __forceinline__ void choose_row(const int64_t* sums, int num_experts, int top_k, int32_t* ids, int lane) {
     if (num_experts <= 128)
-        choose_among<4>(logits, num_experts, top_k, ids, lane);
+        choose_among<4>(sums, num_experts, top_k, ids, lane);
     else
-        choose_among<kMaxRoutedExperts / 32>(logits, num_experts, top_k, ids, lane);
-}
-
-// Weights of one row by one warp. `gates`: shared, [experts], scratch of this row.
-__device__ __forceinline__ void weigh_row(const Choice& p, const float* logits, const int32_t* ids, float* gates, float* weights,
-                                          int lane) {
-    const bool listed = lane < p.top_k;
-    float weight = 0.0f;
-    if (p.gating == Gating::softmax) {
-        const float max = __ldcg(logits + ids[0]);
-#pragma unroll 1
-        for (int i = lane; i < p.num_experts; i += 32) gates[i] = quant::exp_clamped(quant::add(__ldcg(logits + i), -max));
-        __syncwarp();
-        float sum = 0.0f;  // sum8 of ops/vector.h: lane j % 8 has chain j
-#pragma unroll 8
-        for (int i = lane % 8; i < p.num_experts; i += 8) sum = quant::add(sum, gates[i]);
-#pragma unroll
-        for (int step = 4; step > 0; step /= 2) sum = quant::add(sum, __shfl_xor_sync(~0u, sum, step));
-        if (listed) weight = quant::div(gates[ids[lane]], sum);
-    } else if (listed) {
-        weight = quant::div(1.0f, quant::add(1.0f, quant::exp_clamped(-__ldcg(logits + ids[lane]))));
-    }
-    if (p.renormalise) {
-        float sum = 0.0f;
-#pragma unroll 1
-        for (int place = 0; place < p.top_k; place++) sum = quant::add(sum, __shfl_sync(~0u, weight, place));
-        weight = quant::div(weight, sum);
-    }
-    if (listed) weights[lane] = quant::mul(weight, p.scale);
+        choose_among<kMaxRoutedExperts / 32>(sums, num_experts, top_k, ids, lane);
 }
 
 // How many of a window's absent experts cards read from the arena.
@@ -223,17 +190,24 @@ __device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& 
 // its end.
 __device__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& places, int num_rows, int thread, int num_threads);
 
-// The weights, after route_rows. `gates`: shared, [num_rows, experts]. A barrier must follow.
-__device__ void weigh_rows(RoutedList& r, const Choice& p, int num_rows, float* gates, int thread, int num_threads);
-
 // The same for a window of one row, by one warp and inlined.
 __device__ __forceinline__ void route_one_row(RoutedList& r, const Choice& p, const ExpertPlaces& places, int lane) {
-    detail::choose_row(p.logits, p.num_experts, p.top_k, r.ids, lane);
+    detail::choose_row(p.sums, p.num_experts, p.top_k, r.ids, lane);
     __syncwarp();
     detail::list_one_row(r, places, p.top_k, lane);
 }
-__device__ __forceinline__ void weigh_one_row(RoutedList& r, const Choice& p, float* gates, int lane) {
-    detail::weigh_row(p, p.logits, r.ids, gates, r.weights, lane);
+
+// The weights [num_rows, top_k] of routed rows; warps share the rows. `inverse`: [num_rows] 1 / rms.
+__device__ __forceinline__ void weigh_rows(const RoutedList& r, const Choice& p, const float* inverse, int num_rows, float* weights,
+                                           int thread, int num_threads) {
+    const int lane = thread % 32;
+#pragma unroll 1
+    for (int row = thread / 32; row < num_rows; row += num_threads / 32) {
+        const int pair = row * p.top_k + lane, id = lane < p.top_k ? r.ids[pair] : 0;
+        const float weight = list_weight(p.sums + row * p.num_experts, p.num_experts, p.top_k, p.gating, p.renormalise,
+                                                 inverse[row], id, lane);
+        if (lane < p.top_k) weights[pair] = quant::mul(weight, p.scale);
+    }
 }
 
 }  // namespace tandem::cuda

@@ -1,6 +1,7 @@
 #include "cuda_ops/route_prompt.h"
 
 #include "cache/tier.h"
+#include "cuda_ops/gates.cuh"
 #include "cuda_ops/tile_prompt.h"
 #include "device/launch.h"
 #include "device/primitives.cuh"
@@ -15,12 +16,6 @@ constexpr uint32_t kAll = ~0u;
 // ---- choice: a warp has a row ----
 
 constexpr int kChoiceWarps = 4;
-
-// Larger logits have larger keys; both zeros the same; never 0.
-__device__ __forceinline__ uint32_t key_of(float logit) {
-    const uint32_t bits = quant::float_bits(quant::add(logit, 0.0f));
-    return max(bits & 0x80000000u ? ~bits : bits | 0x80000000u, 1u);
-}
 
 // ids[k] of the routed list in lane k; `keys` of experts lane + 32 i are used up.
 template <int per_lane>
@@ -44,47 +39,20 @@ __device__ int choose(uint32_t (&keys)[per_lane], int top_k, int lane) {
     return chosen;
 }
 
-// Eight chains, element i in chain i % 8, then a tree; `x` [num] in shared memory. The result is in every lane.
-__device__ float sum8(const float* x, int num, int lane) {
-    float sum = 0.0f;
-    for (int i = lane % 8; i < num; i += 8) sum = quant::add(sum, x[i]);
-#pragma unroll
-    for (int step = 4; step > 0; step /= 2) sum = quant::add(sum, __shfl_xor_sync(kAll, sum, step));
-    return sum;
-}
-
-// The gate value of expert `id`, the choice of this lane. `scratch` [experts] is this warp's.
-__device__ float gate_value(const RoutePromptProblem& p, const float* logits, int id, float* scratch, int lane) {
-    if (p.gating == Gating::sigmoid) return quant::div(1.0f, quant::add(1.0f, quant::exp_clamped(-logits[id])));
-    const float max = logits[__shfl_sync(kAll, id, 0)];
-    for (int i = lane; i < p.routed.num_experts; i += 32) scratch[i] = quant::exp_clamped(quant::add(logits[i], -max));
-    __syncwarp();
-    const float sum = sum8(scratch, p.routed.num_experts, lane);
-    return quant::div(scratch[id], sum);
-}
-
-// First to last place; in every lane.
-__device__ float sum_of_list(float value, int top_k) {
-    float sum = 0.0f;
-    for (int k = 0; k < top_k; k++) sum = quant::add(sum, __shfl_sync(kAll, value, k));
-    return sum;
-}
-
 template <int per_lane>
 __global__ void __launch_bounds__(32 * kChoiceWarps) choose_kernel(const __grid_constant__ RoutePromptProblem p, int num_rows) {
     const int lane = threadIdx.x % 32, row = blockIdx.x * kChoiceWarps + threadIdx.x / 32, num_experts = p.routed.num_experts;
     if (row >= num_rows) return;
-    const float* logits = p.logits + static_cast<size_t>(row) * num_experts;
+    const int64_t* sums = p.sums + static_cast<size_t>(row) * num_experts;
     uint32_t keys[per_lane];
 #pragma unroll
-    for (int i = 0; i < per_lane; i++) keys[i] = lane + 32 * i < num_experts ? key_of(logits[lane + 32 * i]) : 0;
+    for (int i = 0; i < per_lane; i++) keys[i] = lane + 32 * i < num_experts ? score_key(load_sum(sums + lane + 32 * i)) : 0;
     const int top_k = p.routed.top_k, id = choose(keys, top_k, lane);
-    float* scratch = reinterpret_cast<float*>(device::dynamic_shared()) + threadIdx.x / 32 * num_experts;
-    const float value = gate_value(p, logits, id, scratch, lane), sum = sum_of_list(value, top_k);
+    const float weight = list_weight(sums, num_experts, top_k, p.gating, p.renormalise, p.inverse[row], id, lane);
     if (lane >= top_k) return;
     const size_t pair = static_cast<size_t>(row) * top_k + lane;
     p.routed.ids[pair] = id;
-    p.routed.weights[pair] = quant::mul(p.renormalise ? quant::div(value, sum) : value, p.scale);
+    p.routed.weights[pair] = quant::mul(weight, p.scale);
 }
 
 // ---- order: a block has an expert, each of its warps a range of the pairs ----
@@ -213,8 +181,7 @@ __global__ void __launch_bounds__(32) list_residents_kernel(const __grid_constan
 template <int per_lane>
 void launch_choice(const RoutePromptProblem& problem, int num_rows, cudaStream_t stream) {
     const dim3 grid((num_rows + kChoiceWarps - 1) / kChoiceWarps);
-    const size_t shared_bytes = kChoiceWarps * problem.routed.num_experts * sizeof(float);
-    device::launch({grid, dim3(32 * kChoiceWarps), shared_bytes, stream}, choose_kernel<per_lane>, problem, num_rows);
+    device::launch({grid, dim3(32 * kChoiceWarps), 0, stream}, choose_kernel<per_lane>, problem, num_rows);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Routing of a prompt's chunk on the card: router logits, the routed list of every row, and the pairs by expert.
+// Routing of a prompt's chunk on the card: the routed list of every row, and the pairs by expert.
 //
-// A pair is one place of one row's list: pair = row * top_k + place. Logits, ids and weights have the bits of the window path
+// A pair is one place of one row's list: pair = row * top_k + place. Ids and weights have the bits of the window path
 // (ops/route.h), so that a hidden state is routed the same way in both.
 #pragma once
 #include <cuda_runtime.h>
@@ -15,17 +15,6 @@ namespace tandem::cuda {
 
 constexpr int kMaxPromptExperts = 1024;
 constexpr int kMaxPromptTopK = 32;
-
-// logits[row, e] = weight row e . values row, in the order of float rows (docs/arithmetic.md).
-struct RouterPromptProblem {
-    const float* values;   // [rows, width]
-    const float* weights;  // [experts, width]
-    int width;             // a multiple of 32
-    int num_experts;
-    float* logits;  // [rows, experts]
-};
-
-void router_prompt(const RouterPromptProblem& problem, int num_rows, cudaStream_t stream);
 
 // Up to 128 pairs of one expert, the work of one row of blocks.
 struct RowTile {
@@ -72,7 +61,8 @@ struct PromptResidency {
 };
 
 struct RoutePromptProblem {
-    const float* logits;  // [rows, experts]
+    const int64_t* sums;   // [rows, experts], cuda_ops/router.h
+    const float* inverse;  // [rows] 1 / rms
     Gating gating;
     bool renormalise;
     float scale;

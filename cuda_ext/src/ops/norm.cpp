@@ -8,11 +8,13 @@ namespace {
 
 constexpr int kChains = 32;
 
-void norm_row(const NormProblem& p, const float* x, float* values, quant::ActGroup* groups) {
+// Returns the row's 1 / rms.
+float norm_row(const NormProblem& p, const float* x, float* values, quant::ActGroup* groups) {
     const float inverse = inverse_rms(x, p.width, p.eps);
     for (int64_t i = 0; i < p.width; i++) values[i] = x[i] * p.gamma[i];
     if (groups) p.kernels->quantise(values, p.width, inverse, groups);
     for (int64_t i = 0; i < p.width; i++) values[i] *= inverse;
+    return inverse;
 }
 
 }  // namespace
@@ -31,9 +33,11 @@ float inverse_rms(const float* x, int64_t width, float eps) {
 void norm(Pool& pool, const NormProblem& p, const Window& window) {
     const RowSpan span = span_of(window, p.rows);
     pool.parallel_for(span.count, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; row++)
-            norm_row(p, p.x + (span.first + row) * p.width, p.values + row * p.width,
-                     p.groups ? p.groups + row * groups_of(p.width) : nullptr);
+        for (int64_t row = begin; row < end; row++) {
+            const float inverse = norm_row(p, p.x + (span.first + row) * p.width, p.values + row * p.width,
+                                           p.groups ? p.groups + row * groups_of(p.width) : nullptr);
+            if (p.inverse) p.inverse[row] = inverse;
+        }
     });
 }
 

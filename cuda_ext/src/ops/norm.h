@@ -16,6 +16,7 @@ struct NormProblem {
     float eps;
     Rows rows;
     float* values;            // [rows of `rows`, width]; may not be x
+    float* inverse;           // [rows of `rows`] 1 / rms, or null
     quant::ActGroup* groups;  // [rows of `rows`, groups of width], or null
     const quant::RowKernels* kernels;
 };

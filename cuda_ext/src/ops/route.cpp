@@ -4,39 +4,47 @@ namespace tandem {
 
 namespace {
 
-void choose(const float* logits, int num_experts, int top_k, int32_t* ids) {
+void choose(const float* scores, int num_experts, int top_k, int32_t* ids) {
     for (int expert = 0; expert < num_experts; expert++) {
         int place = std::min(expert, top_k);
-        while (place > 0 && logits[expert] > logits[ids[place - 1]]) place--;
+        while (place > 0 && scores[expert] > scores[ids[place - 1]]) place--;
         if (place == top_k) continue;
         for (int i = std::min(expert, top_k - 1); i > place; i--) ids[i] = ids[i - 1];
         ids[place] = expert;
     }
 }
 
-// Turns logits into gate values of all experts.
-void gate(const RouteProblem& p, float max, float* logits) {
+// Turns scores of `num` experts into gate values; `most`: the logit of the first chosen.
+void gate(const RouteProblem& p, float inverse, float most, int num, float* scores) {
     if (p.gating == Gating::softmax) {
-        p.kernels->exp_below(logits, max, p.num_experts, logits);
-        const float sum = sum8(logits, p.num_experts);
-        for (int i = 0; i < p.num_experts; i++) logits[i] /= sum;
-        return;
+        for (int i = 0; i < num; i++) scores[i] *= inverse;
+        return p.kernels->exp_below(scores, most, num, scores);
     }
-    for (int i = 0; i < p.num_experts; i++) logits[i] = -logits[i];
-    p.kernels->exp_below(logits, 0.0f, p.num_experts, logits);
-    for (int i = 0; i < p.num_experts; i++) logits[i] = 1.0f / (1.0f + logits[i]);
+    for (int i = 0; i < num; i++) scores[i] = -(scores[i] * inverse);
+    p.kernels->exp_below(scores, 0.0f, num, scores);
+    for (int i = 0; i < num; i++) scores[i] = 1.0f / (1.0f + scores[i]);
 }
 
 void route_row(const RouteProblem& p, int64_t row) {
     const int top_k = p.routed.top_k;
-    float* logits = p.logits + row * p.num_experts;
+    const int64_t* sums = p.sums + row * p.num_experts;
     int32_t* ids = p.routed.ids + row * top_k;
     float* weights = p.routed.weights + row * top_k;
-    choose(logits, p.num_experts, top_k, ids);
-    gate(p, logits[ids[0]], logits);
-    float sum = 0.0f;
-    for (int k = 0; k < top_k; k++) sum += weights[k] = logits[ids[k]];
-    for (int k = 0; k < top_k; k++) weights[k] = (p.renormalise ? weights[k] / sum : weights[k]) * p.scale;
+    alignas(64) float scores[kMaxExperts];
+    for (int i = 0; i < p.num_experts; i++) scores[i] = router_score(sums[i]);
+    choose(scores, p.num_experts, top_k, ids);
+    const float inverse = p.inverse[row], most = scores[ids[0]] * inverse;
+    for (int k = 0; k < top_k; k++) weights[k] = scores[ids[k]];
+    gate(p, inverse, most, top_k, weights);
+    float sum = 1.0f;
+    if (p.renormalise) {
+        sum = 0.0f;
+        for (int k = 0; k < top_k; k++) sum += weights[k];
+    } else if (p.gating == Gating::softmax) {
+        gate(p, inverse, most, p.num_experts, scores);
+        sum = sum8(scores, p.num_experts);
+    }
+    for (int k = 0; k < top_k; k++) weights[k] = weights[k] / sum * p.scale;
 }
 
 // Counting sort of the pairs by expert; looks every expert in use up in the residency table.

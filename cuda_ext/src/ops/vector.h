@@ -35,6 +35,17 @@ struct TileProblem {
     float* out;            // [num_heads, head_dim], updated: sum of exp(score - max) * value
 };
 
+// Some neighbouring experts of a router, and one row.
+struct RouterTile {
+    const float* x;        // [width]
+    const float* gamma;    // [width]
+    const float* weights;  // [width, stride], from the first of these experts on
+    int64_t stride;
+    int64_t width;
+    int num_experts;
+    int64_t* sums;  // [num_experts]
+};
+
 struct VectorKernels {
     // out[i] = fmaf(weight, x[i], out[i])
     void (*add_scaled)(float weight, const float* x, int64_t num, float* out);
@@ -52,6 +63,8 @@ struct VectorKernels {
     // A tile of int8 times its scales, exact: keys [head_dim, kKvTile], values [kKvTile, head_dim]; scales [groups, kKvTile].
     void (*widen_keys)(const int8_t* keys, const uint16_t* scales, int head_dim, float* out);
     void (*widen_values)(const int8_t* values, const uint16_t* scales, int head_dim, float* out);
+    // ops/router_sum.h
+    void (*router_sums)(const RouterTile& tile);
 };
 
 const VectorKernels& vector_kernels(quant::Isa isa);  // isa must run here

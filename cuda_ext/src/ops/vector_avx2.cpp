@@ -27,6 +27,24 @@ struct Avx2Lanes {
         const __m256i biased = _mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127));
         return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
     }
+
+    struct Wholes {
+        __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
+
+        void add(Vec x) {
+            low = _mm256_add_epi64(low, whole(_mm256_castps256_ps128(x)));
+            high = _mm256_add_epi64(high, whole(_mm256_extractf128_ps(x, 1)));
+        }
+        void store(int64_t* out) const {
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), low);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 4), high);
+        }
+        // Beside 1.5 * 2^52 a double's last bit counts ones.
+        static __m256i whole(__m128 x) {
+            const __m256d magic = _mm256_set1_pd(6755399441055744.0);
+            return _mm256_sub_epi64(_mm256_castpd_si256(_mm256_add_pd(_mm256_cvtps_pd(x), magic)), _mm256_castpd_si256(magic));
+        }
+    };
 };
 
 void narrow(const float* x, int64_t num, uint16_t* out) {
@@ -40,8 +58,8 @@ using Avx2 = Kernels<Avx2Lanes>;
 
 }  // namespace
 
-const VectorKernels kVectorAvx2{Avx2::add_scaled, Avx2::merge_scaled, Avx2::exp_below,   Avx2::attend_tile, Avx2::widen,
-                                narrow,           Avx2::widen_keys,   Avx2::widen_values};
+const VectorKernels kVectorAvx2{Avx2::add_scaled, Avx2::merge_scaled, Avx2::exp_below,    Avx2::attend_tile, Avx2::widen,
+                                narrow,           Avx2::widen_keys,   Avx2::widen_values, Avx2::router_sums};
 
 }  // namespace tandem
 #endif

@@ -27,6 +27,19 @@ struct Avx512Lanes {
         const __m512i biased = _mm512_add_epi32(_mm512_cvttps_epi32(n), _mm512_set1_epi32(127));
         return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
     }
+
+    struct Wholes {
+        __m512i low = _mm512_setzero_si512(), high = _mm512_setzero_si512();
+
+        void add(Vec x) {
+            low = _mm512_add_epi64(low, _mm512_cvtps_epi64(_mm512_castps512_ps256(x)));
+            high = _mm512_add_epi64(high, _mm512_cvtps_epi64(_mm512_extractf32x8_ps(x, 1)));
+        }
+        void store(int64_t* out) const {
+            _mm512_storeu_si512(out, low);
+            _mm512_storeu_si512(out + 8, high);
+        }
+    };
 };
 
 void narrow(const float* x, int64_t num, uint16_t* out) {
@@ -43,7 +56,7 @@ using Avx512 = Kernels<Avx512Lanes>;
 
 const VectorKernels kVectorAvx512{Avx512::add_scaled,  Avx512::merge_scaled, Avx512::exp_below,
                                   Avx512::attend_tile, Avx512::widen,        narrow,
-                                  Avx512::widen_keys,  Avx512::widen_values};
+                                  Avx512::widen_keys,  Avx512::widen_values, Avx512::router_sums};
 
 }  // namespace tandem
 #endif

@@ -3,11 +3,14 @@
 //
 // Lanes: Vec, kWidth, kVecs (so many registers of each of four rows, and what the rows share, fit), load of floats, halves (bits)
 // or int8, store, set1, add, mul, fma(a, b, c) = a * b + c rounded once, min, max, pow2(n) = 2^n for whole n in [-126, 127].
+// min and max give the second operand if either is NaN. Wholes: as many 64-bit integers, zero at first: add(x) adds the floats of x,
+// at most 2^50, rounded to nearest even; store.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "ops/router_sum.h"
 #include "ops/vector.h"
 
 namespace tandem {
@@ -178,6 +181,54 @@ struct Kernels {
         for (; d + kWidth <= p.head_dim; d += kWidth) mix<kHeads, 1>(p, head, d, scores, before);
         for (; d < p.head_dim; d++)
             for (int h = 0; h < kHeads; h++) mix_rest(p, head + h, d, scores[h], before[h]);
+    }
+
+    // kGroups whole groups from `begin` on, for kNum registers of experts.
+    template <int kGroups, int kNum>
+    static void add_groups(const RouterTile& t, int first, int64_t begin, int count, typename Lanes::Wholes* sums) {
+        Vec dots[kGroups][kNum];
+        for (auto& group : dots)
+            for (Vec& dot : group) dot = Lanes::set1(0.f);
+        for (int i = 0; i < count; i++)
+            for (int g = 0; g < kGroups; g++) {
+                const int64_t at = begin + g * kRouterGroup + i;
+                const Vec y = Lanes::set1(t.x[at] * t.gamma[at]);
+                const float* weights = t.weights + at * t.stride + first;
+                for (int v = 0; v < kNum; v++) dots[g][v] = Lanes::fma(Lanes::load(weights + v * kWidth), y, dots[g][v]);
+            }
+        const Vec most = Lanes::set1(kRouterBound), least = Lanes::set1(-kRouterBound), scale = Lanes::set1(kRouterScale);
+        for (auto& group : dots)
+            for (int v = 0; v < kNum; v++) sums[v].add(Lanes::mul(Lanes::max(Lanes::min(group[v], most), least), scale));
+    }
+
+    template <int kNum>
+    static void router_vecs(const RouterTile& t, int first) {
+        typename Lanes::Wholes sums[kNum];
+        int64_t begin = 0;
+        for (; begin + 2 * kRouterGroup <= t.width; begin += 2 * kRouterGroup)
+            add_groups<2, kNum>(t, first, begin, kRouterGroup, sums);
+        for (; begin < t.width; begin += kRouterGroup)
+            add_groups<1, kNum>(t, first, begin, static_cast<int>(std::min<int64_t>(kRouterGroup, t.width - begin)), sums);
+        for (int v = 0; v < kNum; v++) sums[v].store(t.sums + first + v * kWidth);
+    }
+
+    static int64_t router_sum(const RouterTile& t, int expert) {
+        int64_t sum = 0;
+        for (int64_t begin = 0; begin < t.width; begin += kRouterGroup) {
+            float dot = 0.f;
+            for (int64_t i = begin; i < std::min(begin + kRouterGroup, t.width); i++)
+                dot = std::fma(t.weights[i * t.stride + expert], t.x[i] * t.gamma[i], dot);
+            dot = dot < kRouterBound ? dot : kRouterBound;
+            sum += std::llrint((dot > -kRouterBound ? dot : -kRouterBound) * kRouterScale);
+        }
+        return sum;
+    }
+
+    static void router_sums(const RouterTile& t) {
+        int expert = 0;
+        for (; expert + 2 * kWidth <= t.num_experts; expert += 2 * kWidth) router_vecs<2>(t, expert);
+        for (; expert + kWidth <= t.num_experts; expert += kWidth) router_vecs<1>(t, expert);
+        for (; expert < t.num_experts; expert++) t.sums[expert] = router_sum(t, expert);
     }
 
     static void attend_tile(const TileProblem& p) {

@@ -56,6 +56,15 @@ struct PortableLanes {
             return out;
         });
     }
+
+    struct Wholes {
+        int64_t lane[kWidth] = {};
+
+        void add(const Vec& x) {
+            for (int i = 0; i < kWidth; i++) lane[i] += std::llrint(x.lane[i]);
+        }
+        void store(int64_t* out) const { std::memcpy(out, lane, sizeof lane); }
+    };
 };
 
 uint16_t narrow_one(float value) {
@@ -86,7 +95,7 @@ using Portable = Kernels<PortableLanes>;
 
 const VectorKernels kVectorPortable{Portable::add_scaled,  Portable::merge_scaled, Portable::exp_below,
                                     Portable::attend_tile, Portable::widen,        narrow,
-                                    Portable::widen_keys,  Portable::widen_values};
+                                    Portable::widen_keys,  Portable::widen_values, Portable::router_sums};
 
 const VectorKernels& vector_kernels(quant::Isa isa) {
 #ifdef TANDEM_X86
