@@ -101,7 +101,7 @@ def wanted_of(options: argparse.Namespace) -> Wanted:
     prompts = tuple(int(number) for number in options.prompts.split(",") if number)
     usual = QUICK if options.quick else Sizes()
     decode_after = usual.decode_after if options.decode_after is None else options.decode_after
-    context = max(options.context, *(num + 1 for num in prompts), usual.chunk + 1, decode_after + usual.decode)
+    context = max(options.context, *(num + 1 for num in prompts), usual.chunk + 1, decode_after + usual.decode + 1)
     sizes = replace(usual, decode_after=decode_after, context=context, kv_type=options.kv_type)
     at = Bandwidths(options.card_bandwidth * 1e12, options.pcie_bandwidth * 1e9, options.host_bandwidth * 1e9)
     ratios = tuple(float(ratio) for ratio in options.resident.split(","))

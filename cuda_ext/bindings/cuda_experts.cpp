@@ -156,7 +156,6 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     const cuda::PostShape shape{static_cast<int32_t>(rows), c.top_k, static_cast<int32_t>(width)};
     const OnCard hidden(c.hidden.data(), c.hidden.nbytes()), gamma(c.gamma.data(), c.gamma.nbytes());
     const OnCard sums(c.sums.data(), c.sums.nbytes()), slots(c.slots.data(), c.slots.nbytes());
-    const OnCard weights(nullptr, num_pairs * sizeof(float));
     const OnCard blobs(c.slot_blobs.data(), c.slot_blobs.nbytes()), h(nullptr, num_pairs * c.gate.rows * sizeof(float));
     const std::vector<uint8_t> zeros(num_experts * sizeof(uint32_t) + kNumTiers * sizeof(uint64_t));
     const OnCard state(zeros.data(), sizeof(cuda::MissState)), uses(zeros.data(), num_experts * sizeof(uint32_t));
@@ -183,19 +182,15 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     gate_up.gamma = gamma.as<float>();
     gate_up.eps = 1e-6f;
     gate_up.choice = choice;
-    gate_up.weights = weights.as<float>();
     gate_up.places = places;
     gate_up.gate = blob_part(c.gate);
     gate_up.up = blob_part(c.up);
     gate_up.h = h.as<float>();
     gate_up.posts[cuda::kHostSource] = tier.post();
     gate_up.state = state.as<cuda::MissState>();
-    gate_up.uses = uses.as<uint32_t>();
-    gate_up.tier_rows = tier_rows.as<unsigned long long>();
     cuda::DownProblem down{};
     down.num_rows = gate_up.num_rows;
     down.choice = choice;
-    down.weights = weights.as<float>();
     down.places = places;
     down.down = blob_part(c.down);
     down.h = h.as<float>();
@@ -203,6 +198,8 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     down.posts[cuda::kHostSource] = tier.post();
     down.words = tier.words();
     down.state = gate_up.state;
+    down.uses = uses.as<uint32_t>();
+    down.tier_rows = tier_rows.as<unsigned long long>();
     down.polling = c.every_block_polls ? cuda::Polling::every_block : cuda::Polling::one_block;
     {
         nb::gil_scoped_release released;
@@ -216,7 +213,6 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     }
     std::vector<float> unused(num_pairs * c.gate.rows);
     h.read(unused.data());
-    weights.read(unused.data());
     cuda::MissState left{};
     state.read(&left);
     nb::dict result;
@@ -304,24 +300,10 @@ void bind_cuda_experts(nb::module_& module) {
                In<int32_t, nb::ndim<1>> slots, In<uint8_t, nb::ndim<2>> slot_blobs, In<uint8_t, nb::ndim<2>> arena, BlobMatrix gate,
                BlobMatrix up, BlobMatrix down, int top_k, Gating gating, bool renormalise, float scale, float streamed_ratio,
                bool arena_on_card, bool every_block_polls, int num_layers, bool answered) {
-                new (self) WindowCase{hidden,
-                                      gamma,
-                                      sums,
-                                      slots,
-                                      slot_blobs,
-                                      arena,
-                                      gate,
-                                      up,
-                                      down,
-                                      top_k,
-                                      gating,
-                                      renormalise,
-                                      scale,
-                                      streamed_ratio,
-                                      arena_on_card,
-                                      every_block_polls,
-                                      num_layers,
-                                      answered};
+                new (self) WindowCase{
+                    hidden,     gamma,   sums,   slots,       slot_blobs, arena,          gate,          up,
+                    down,       top_k,   gating, renormalise, scale,      streamed_ratio, arena_on_card, every_block_polls,
+                    num_layers, answered};
             },
             nb::kw_only(), "hidden"_a, "gamma"_a, "sums"_a, "slots"_a, "slot_blobs"_a, "arena"_a, "gate"_a, "up"_a, "down"_a,
             "top_k"_a, "gating"_a, "renormalise"_a, "scale"_a, "streamed_ratio"_a, "arena_on_card"_a, "every_block_polls"_a,

@@ -158,7 +158,7 @@ class CardBench:
             self._measure_decode(run, policy, found)
             if ratio == 1 and self.card.startswith("cuda:"):
                 found.steps_ms = runner.profile(1, self.sizes.decode_after + self.sizes.decode, 20)
-                found.windows_ms = {num: run.window_ms(num) for num in WINDOWS}
+            found.windows_ms = {num: run.window_ms(num) for num in WINDOWS}
             if planned.get("expert slots"):
                 _round_trip(runner, found.memory)
         return found

@@ -134,8 +134,12 @@ def _steps(results: Sequence[Result]) -> str:
 def _windows(results: Sequence[Result]) -> str:
     timed = [result for result in results if result.get("windows_ms")]
     numbers = list(timed[0]["windows_ms"]) if timed else []
-    rows = [[result["expert_type"], result["layers"], *(f"{result['windows_ms'][num]:.2f}" for num in numbers)] for result in timed]
-    return _table(["ms by rows", "layers", *numbers], rows)
+    rows = [
+        [result["expert_type"], result["layers"], f"{result['resident_ratio']:.0%}"]
+        + [f"{result['windows_ms'][num]:.2f}" for num in numbers]
+        for result in timed
+    ]
+    return _table(["ms by rows", "layers", "on the card", *numbers], rows)
 
 
 def _tiers(rows_by_tier: Mapping[str, int]) -> str:

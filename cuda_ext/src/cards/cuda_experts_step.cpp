@@ -130,7 +130,6 @@ void ExpertsStep::window(const WindowRun& run) const {
     gate_up.gamma = norm_.gamma;
     gate_up.eps = norm_.eps;
     gate_up.choice = choice_;
-    gate_up.weights = memory_.routed.weights;
     gate_up.places = places(run.offered);
     gate_up.gate = blob_part(parts_.gate);
     gate_up.up = blob_part(parts_.up);
@@ -138,14 +137,11 @@ void ExpertsStep::window(const WindowRun& run) const {
     gate_up.layer = layer_;
     std::copy_n(program_.posts(), cuda::kNumSources, gate_up.posts);
     gate_up.state = program_.misses();
-    gate_up.uses = table_->uses_on_card(layer_);
-    gate_up.tier_rows = table_->tier_rows_on_card();
     cuda::gate_up_window(gate_up, card, true, run.stream);
 
     cuda::DownProblem down{};
     down.num_rows = run.num_rows;
     down.choice = choice_;
-    down.weights = memory_.routed.weights;
     down.places = gate_up.places;
     down.down = blob_part(parts_.down);
     down.h = memory_.hidden_rows;
@@ -155,6 +151,8 @@ void ExpertsStep::window(const WindowRun& run) const {
     down.leaves_room = run.leaves_room;
     down.state = program_.misses();
     down.layer = layer_;
+    down.uses = table_->uses_on_card(layer_);
+    down.tier_rows = table_->tier_rows_on_card();
     cuda::down_window(down, card, true, run.stream);
 }
 

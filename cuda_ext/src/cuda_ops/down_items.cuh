@@ -59,6 +59,7 @@ struct DownChunk {
     int row;  // within the block's columns
     int num_rows;
     device::AlignedSpan bytes;
+    bool is_last;  // of the warp
 };
 
 // A warp's share of a pass: every num_warps-th chunk. T: as for quant::dot_window_rows.
@@ -69,19 +70,20 @@ class DownItems {
                                          int warp)
         : p_(p), plan_(plan), block_(block), pass_(pass), warp_(warp) {}
 
-    __device__ __forceinline__ bool fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
+    __device__ __forceinline__ Fetched fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
         const DownChunk chunk = at(item);
-        if (chunk.num_rows == 0) return false;
+        if (chunk.num_rows == 0) return Fetched::none;
         if (is_streamed(*chunk.expert)) await_posts(block_.list, p_.state, p_.layer, lane);
+        if (lane == 0) note_of<Note>(stage) = {chunk.expert, chunk.row, chunk.num_rows, chunk.bytes.offset};
         copy.start(stage, chunk.bytes.start, chunk.bytes.nbytes, lane);
-        return true;
+        return chunk.is_last ? Fetched::last : Fetched::more;
     }
 
-    __device__ __forceinline__ void compute(int item, const uint8_t* stage, int lane) const {
-        const DownChunk chunk = at(item);
+    __device__ __forceinline__ void compute(const uint8_t* stage, int lane) const {
+        const Note chunk = note_of<Note>(stage);
         const int held = chunk.expert->side_first - pass_.first_pair;
         quant::RowDots dots{};
-        dots.weights = stage + chunk.bytes.offset;
+        dots.weights = stage + chunk.offset;
         dots.row_bytes = p_.down.row_bytes;
         dots.num_rows = chunk.num_rows;
         dots.columns = p_.down.columns;
@@ -108,15 +110,24 @@ class DownItems {
     }
 
   private:
+    struct Note {
+        const RoutedExpert* expert;
+        int row;
+        int num_rows;
+        uint32_t offset;  // of the rows in the stage
+    };
+
     // Beyond the warp's last item there are no rows.
     __device__ __forceinline__ DownChunk at(int item) const {
         // The last block may have fewer columns, and so chunks of an expert, than the others.
-        const int stage_rows = plan_.ring_plan.stage_rows, chunks = small_quotient(block_.num_columns + stage_rows - 1, stage_rows),
-                  chunk = item * plan_.ring_plan.num_warps + warp_, index = small_quotient(chunk, chunks);
-        if (index >= pass_.end_expert - pass_.first_expert) return {};
+        const int stage_rows = plan_.ring_plan.stage_rows, num_warps = plan_.ring_plan.num_warps,
+                  chunks = small_quotient(block_.num_columns + stage_rows - 1, stage_rows), chunk = item * num_warps + warp_,
+                  index = small_quotient(chunk, chunks), num_experts = pass_.end_expert - pass_.first_expert;
+        if (index >= num_experts) return {};
         const RoutedExpert& expert = block_.list.experts[block_.list.of_side[kCardSide][pass_.first_expert + index]];
         const int row = (chunk - index * chunks) * stage_rows, num_rows = min(stage_rows, block_.num_columns - row);
-        return {&expert, row, num_rows, span_of(expert, p_.down, block_.first_column + row, num_rows)};
+        return {&expert, row, num_rows, span_of(expert, p_.down, block_.first_column + row, num_rows),
+                chunk + num_warps >= num_experts * chunks};
     }
 
     const DownProblem& p_;

@@ -34,6 +34,25 @@ __device__ __forceinline__ void await_rows(const DownProblem& p, int source) {
     if (blockIdx.x == 0) device::store_release_device(&p.state->arrived[source], sequence);
 }
 
+// Uses of the experts, and rows by tier; one block calls it.
+__device__ void count_uses(const DownProblem& p, const RoutedList& list) {
+    const int thread = threadIdx.x;
+    if (thread >= list.num_experts) return;
+    const RoutedExpert& expert = list.experts[thread];
+    if (p.uses) atomicAdd(p.uses + expert.expert, static_cast<uint32_t>(expert.count));
+    if (p.tier_rows) atomicAdd(p.tier_rows + expert.tier, static_cast<unsigned long long>(expert.count));
+}
+
+// The weights of the routed lists, as soon as gate_up_window, which still runs, has told 1 / rms. All its blocks are there before
+// the first of this kernel, so that it does tell.
+__device__ __forceinline__ void weigh_when_normed(RoutedList& list, const DownProblem& p, int thread, int num_threads) {
+    if (thread / 32 >= p.num_rows) return;
+    if (thread % 32 == 0)
+        while (device::load_acquire_device(&p.state->normed_layers) <= static_cast<uint32_t>(p.layer)) device::spin_pause();
+    __syncwarp();
+    weigh_rows(list, p.choice, p.state->inverse, p.num_rows, list.weights, thread, num_threads);
+}
+
 // Where a side's rows begin among those of the block: the card's first, then those of the sources.
 __device__ __forceinline__ int first_row_of(const RoutedList& list, int side) {
     if (side == kCardSide) return 0;
@@ -89,7 +108,10 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     if (quant::table_bytes(p.down.type) > 0) quant::load_table(p.down.type, block.shared + plan.table, thread, num_threads);
     if constexpr (quant::kOneRow<T>) {
         __syncthreads();
-        if (warp == 0) route_one_row(list, p.choice, p.places, lane);
+        if (warp == 0) {
+            ScoreKeys keys = load_keys(p.choice.sums, p.choice.num_experts, lane);
+            route_one_row(list, p.choice, p.places, keys, lane);
+        }
         __syncthreads();
     } else {
         route_rows(list, p.choice, p.places, p.num_rows, thread, num_threads);
@@ -101,12 +123,12 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     const DownItems<T> items(p, plan, block, pass, warp);
     if (fetches) ring.fetch(items, lane);
     load_hidden(p, plan, block);
+    if (blockIdx.x == 0) count_uses(p, list);
+    weigh_when_normed(list, p, thread, num_threads);
     device::wait_prerequisites();
     if (!p.leaves_room) device::launch_dependents();
 
-    const int num_pairs = p.num_rows * p.choice.top_k;
-    if (thread < num_pairs) list.weights[thread] = __ldcg(p.weights + thread);
-    multiply_down(p, plan, block, pass, ring, items, fetches, num_pairs);
+    multiply_down(p, plan, block, pass, ring, items, fetches, p.num_rows * p.choice.top_k);
     if (lane == 0 && warp < kNumSources && list.num_of_side[warp] > 0) await_rows(p, warp);
     __syncthreads();
     if (list.asks_others()) {

@@ -16,15 +16,16 @@ enum class Polling {
 struct DownProblem {
     int32_t num_rows;  // 1..kMaxWindowRows
     Choice choice;     // its sums come from a kernel before the one right before this one
-    const float* weights;  // [rows, top_k], of gate_up_window, the kernel right before
     ExpertPlaces places;
     BlobPart down;   // [hidden, width]
-    const float* h;  // [pairs, width], of gate_up_window too
+    const float* h;  // [pairs, width], of gate_up_window, the kernel right before
     float* hidden;   // [rows, hidden], added to
     int32_t layer;
     MissPost posts[kNumSources];  // as those of gate_up_window
     const WindowWords* words;
     MissState* state;
+    uint32_t* uses;                 // [experts] of the layer, added to; or null
+    unsigned long long* tier_rows;  // [kNumTiers], added to; or null
     Polling polling = Polling::one_block;
     // Whether the kernel after this one may start only when no block waits any more. Else the two together take a multiprocessor,
     // and two engines that compute for each other on such cards would wait for ever.

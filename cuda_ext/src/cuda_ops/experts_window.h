@@ -1,7 +1,8 @@
 // The routed experts of a window on the card: what gate_up_window and down_window share.
 //
-// gate_up_window  norm of the hidden rows; top-k and weights; residency look-up; posts of what others compute; silu(gate(x)) * up(x)
-// down_window     top-k again; down of what gate_up left; the others' rows; combination in the order of the routed list; + hidden
+// gate_up_window  norm of the hidden rows; top-k and weights; residency look-up; posts of what others compute; silu(gate(x)) *
+// up(x) down_window     top-k again; down of what gate_up left; the others' rows; combination in the order of the routed list; +
+// hidden
 //
 // Bits: those of ops/norm.h, ops/route.h and ops/experts.h, wherever an expert is computed.
 //
@@ -84,6 +85,7 @@ constexpr int window_warps(int num_rows) {
 }
 
 constexpr uint32_t kBarrierBytes = 16;  // of a stage
+constexpr uint32_t kNoteBytes = 32;     // at its beginning: what it was fetched for
 constexpr int kMaxStages = 4;           // of a warp
 
 // The rings through which the warps of a block fetch weight rows into shared memory, `num_stages` each.
@@ -91,7 +93,7 @@ struct RingPlan {
     int32_t num_warps;     // that fetch and compute; the others only help elsewhere
     int32_t num_stages;    // of a warp
     int32_t stage_rows;    // rows of each of the stage's matrices
-    uint32_t stage_bytes;  // a multiple of 16
+    uint32_t stage_bytes;  // a multiple of 16, with its note
     uint32_t nbytes;       // of all rings with their barriers
 };
 
@@ -115,7 +117,7 @@ struct StagedRows {
     size_t margin_bytes;
 
     // A stage of so many rows.
-    size_t stage_bytes(int rows) const { return (rows * nbytes + 15) / 16 * 16 + margin_bytes; }
+    size_t stage_bytes(int rows) const { return kNoteBytes + (rows * nbytes + 15) / 16 * 16 + margin_bytes; }
 };
 StagedRows staged_rows(const BlobPart& part);
 StagedRows operator+(const StagedRows& a, const StagedRows& b);

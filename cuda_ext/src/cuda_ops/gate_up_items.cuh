@@ -20,6 +20,7 @@ struct RowPairs {
     int num_rows;
     device::AlignedSpan gate;
     device::AlignedSpan up;
+    bool is_last;  // of the warp
 };
 
 // Rows of the card's experts, one expert after the other, that one warp has.
@@ -52,11 +53,11 @@ class GateUpItems {
                                            unsigned char* shared, int warp)
         : p_(p), plan_(plan), list_(list), shared_(shared), warp_(warp) {}
 
-    // Once the list is there; before the first fetch().
-    __device__ __forceinline__ void take_share(int lane) const {
+    // Before the first fetch(). `num_experts`: how many of the list the card computes.
+    __device__ __forceinline__ void take_share(int num_experts, int lane) const {
         const RingPlan& rings = plan_.ring_plan;
         if (lane == 0)
-            share() = share_of_experts(list_.num_of_side[kCardSide], p_.gate.rows, blockIdx.x * rings.num_warps + warp_,
+            share() = share_of_experts(num_experts, p_.gate.rows, blockIdx.x * rings.num_warps + warp_,
                                        plan_.num_blocks * rings.num_warps);
         __syncwarp();
     }
@@ -65,17 +66,20 @@ class GateUpItems {
     __device__ __forceinline__ explicit GateUpItems(const GateUpItems<Other>& items)
         : p_(items.p_), plan_(items.plan_), list_(items.list_), shared_(items.shared_), warp_(items.warp_) {}
 
-    __device__ __forceinline__ bool fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
+    __device__ __forceinline__ Fetched fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
         const RowPairs pairs = at(item);
-        if (pairs.num_rows == 0) return false;
+        if (pairs.num_rows == 0) return Fetched::none;
         if (is_streamed(*pairs.expert)) await_posts(list_, p_.state, p_.layer, lane);
+        if (lane == 0)
+            note_of<Note>(stage) = {pairs.expert, pairs.row, pairs.num_rows, pairs.gate.offset,
+                                    pairs.gate.nbytes + pairs.up.offset};
         copy.start(stage, pairs.gate.start, pairs.gate.nbytes, lane);
         copy.start(stage + pairs.gate.nbytes, pairs.up.start, pairs.up.nbytes, lane);
-        return true;
+        return pairs.is_last ? Fetched::last : Fetched::more;
     }
 
-    __device__ __forceinline__ void compute(int item, const uint8_t* stage, int lane) const {
-        const RowPairs pairs = at(item);
+    __device__ __forceinline__ void compute(const uint8_t* stage, int lane) const {
+        const Note pairs = note_of<Note>(stage);
         multiply(pairs, stage, lane);
         __syncwarp();
         const int num_rows = pairs.num_rows, num_inputs = quant::kOneRow<T> ? 1 : pairs.expert->count;
@@ -102,6 +106,14 @@ class GateUpItems {
     template <class>
     friend class GateUpItems;
 
+    struct Note {
+        const RoutedExpert* expert;
+        int row;
+        int num_rows;
+        uint32_t gate;  // where its rows begin in the stage
+        uint32_t up;
+    };
+
     __device__ __forceinline__ ShareOfExperts& share() const {
         return reinterpret_cast<ShareOfExperts*>(shared_ + plan_.shares)[warp_];
     }
@@ -120,7 +132,12 @@ class GateUpItems {
                 row += skipped;
                 const int num_rows = min(stage_rows, here - skipped);
                 const RoutedExpert& expert = list_.experts[list_.of_side[kCardSide][index]];
-                return {&expert, row, num_rows, span_of(expert, p_.gate, row, num_rows), span_of(expert, p_.up, row, num_rows)};
+                return {&expert,
+                        row,
+                        num_rows,
+                        span_of(expert, p_.gate, row, num_rows),
+                        span_of(expert, p_.up, row, num_rows),
+                        left == here && skipped + num_rows == here};
             }
             left -= here;
             if (left > 0) item -= (here + stage_rows - 1) / stage_rows;
@@ -131,8 +148,8 @@ class GateUpItems {
     }
 
     // results()[input][gate rows, then up rows]
-    __device__ __forceinline__ void multiply(const RowPairs& pairs, const uint8_t* stage, int lane) const {
-        const uint8_t *gate = stage + pairs.gate.offset, *up = stage + pairs.gate.nbytes + pairs.up.offset;
+    __device__ __forceinline__ void multiply(const Note& pairs, const uint8_t* stage, int lane) const {
+        const uint8_t *gate = stage + pairs.gate, *up = stage + pairs.up;
         const bool in_one = p_.gate.type == p_.up.type && up == gate + pairs.num_rows * p_.gate.row_bytes;
         quant::RowDots dots{};
         dots.num_rows = in_one ? 2 * pairs.num_rows : pairs.num_rows;

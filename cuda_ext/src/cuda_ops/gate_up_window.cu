@@ -44,6 +44,13 @@ __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& p
     }
 }
 
+// Lets down_window weigh its rows while this kernel still runs. One block tells; the norm's barrier must come before.
+__device__ __forceinline__ void tell_inverse(const GateUpProblem& p, const GateUpPlan& plan, const unsigned char* shared) {
+    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    for (int row = 0; row < p.num_rows; row++) p.state->inverse[row] = reinterpret_cast<const float*>(shared + plan.inverse)[row];
+    device::store_release_device(&p.state->normed_layers, static_cast<uint32_t>(p.layer) + 1);
+}
+
 // What others are told of the window's input and of their experts, but for the number; one block calls it.
 __device__ __forceinline__ void write_post(const GateUpProblem& p, const GateUpPlan& plan, const RoutedList& list, Source source,
                                            const unsigned char* shared) {
@@ -85,15 +92,6 @@ __device__ void post_misses(const GateUpProblem& p, const GateUpPlan& plan, cons
     if (threadIdx.x == 0) device::store_release_device(&p.state->asked_layers, static_cast<uint32_t>(p.layer) + 1);
 }
 
-// Uses of the experts, and rows by tier; one block calls it.
-__device__ void count_uses(const GateUpProblem& p, const RoutedList& list) {
-    const int thread = threadIdx.x;
-    if (thread >= list.num_experts) return;
-    const RoutedExpert& expert = list.experts[thread];
-    if (p.uses) atomicAdd(p.uses + expert.expert, static_cast<uint32_t>(expert.count));
-    if (p.tier_rows) atomicAdd(p.tier_rows + expert.tier, static_cast<unsigned long long>(expert.count));
-}
-
 template <class T>
 __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     gate_up_kernel(const __grid_constant__ GateUpProblem p, const __grid_constant__ GateUpPlan plan) {
@@ -111,13 +109,17 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     bool has_fetched = false;
     if constexpr (quant::kOneRow<T>) {
         const GammaAhead gamma = fetch_gamma(p.gamma, p.gate.columns, thread);
+        items.take_share(p.choice.top_k, lane);  // that of a row whose experts are all on the card
         device::wait_prerequisites();
         device::launch_dependents();
+        ScoreKeys keys{};
+        if (warp == num_threads / 32 - 1) keys = load_keys(p.choice.sums, p.choice.num_experts, lane);
         norm_one_row(
             norm_of(p, plan, shared), gamma, thread, num_threads,
-            [&](int lane) { route_one_row(list, p.choice, p.places, lane); },
+            [&](int lane) { route_one_row(list, p.choice, p.places, keys, lane); },
             [&] {
-                items.take_share(lane);
+                tell_inverse(p, plan, shared);
+                if (list.num_of_side[kCardSide] != p.choice.top_k) items.take_share(list.num_of_side[kCardSide], lane);
                 // Posts come before what is read over the same bus.
                 has_fetched = !list.asks_others() && !plan.wants_values();
                 if (has_fetched && fetches) ring.fetch(items, lane);
@@ -128,15 +130,12 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
         norm(p, plan, shared);
         device::fence_stores();
         __syncthreads();
+        tell_inverse(p, plan, shared);
         route_rows(list, p.choice, p.places, p.num_rows, thread, num_threads);
-        items.take_share(lane);
+        items.take_share(list.num_of_side[kCardSide], lane);
     }
     if (blockIdx.x == 0) post_misses(p, plan, list, shared);
     if (fetches && !has_fetched) ring.fetch(items, lane);
-    if (blockIdx.x == 0) {
-        count_uses(p, list);
-        weigh_rows(list, p.choice, reinterpret_cast<const float*>(shared + plan.inverse), p.num_rows, p.weights, thread, num_threads);
-    }
     if (fetches) ring.run(items, lane);
 }
 

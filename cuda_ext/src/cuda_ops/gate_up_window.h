@@ -16,7 +16,6 @@ struct GateUpProblem {
     const float* gamma;   // [columns]
     float eps;
     Choice choice;
-    float* weights;  // [rows, top_k] of the routed lists, for down_window
     ExpertPlaces places;
     BlobPart gate;  // [width, columns]
     BlobPart up;
@@ -24,8 +23,6 @@ struct GateUpProblem {
     int32_t layer;
     MissPost posts[kNumSources];  // as the card sees them; one that no expert needs may be null
     MissState* state;
-    uint32_t* uses;                 // [experts] of the layer, added to; or null
-    unsigned long long* tier_rows;  // [kNumTiers], added to; or null
 };
 
 // The grid, and offsets into a block's shared memory.

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda_ops/window_state.h"
 #include "link/layout.h"
 #include "quant/row.h"
 
@@ -67,6 +68,8 @@ struct MissState {
     uint32_t arrived[kNumSources];  // the last request whose answer block 0 has seen
     uint32_t voided;                // not 0: a wait was aborted and the window's result is void; cleared before the next window
     uint32_t asked_layers;          // 1 + the last layer of the window whose posts are out; 0 between windows
+    uint32_t normed_layers;         // 1 + the last layer of the window whose `inverse` is there; 0 between windows
+    float inverse[kMaxWindowRows];  // 1 / rms of its rows before the experts
 };
 
 }  // namespace tandem::cuda

@@ -15,6 +15,7 @@ struct StageOfRows {
     int row;
     int num_rows;
     device::AlignedSpan span;
+    bool is_last;  // of the warp
 };
 
 // Weight rows of a block whose products go on to a router.
@@ -62,19 +63,20 @@ class ProductItems {
     __device__ __forceinline__ ProductItems(const Products& products, const ProductsPlan& plan, int num_inputs, int warp)
         : products_(products), plan_(plan), num_inputs_(num_inputs), warp_(warp) {}
 
-    __device__ __forceinline__ bool fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
+    __device__ __forceinline__ Fetched fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
         const StageOfRows rows = at(item);
-        if (rows.num_rows == 0) return false;
+        if (rows.num_rows == 0) return Fetched::none;
+        if (lane == 0) note_of<Note>(stage) = {rows.product, rows.row, rows.num_rows, rows.span.offset};
         copy.start(stage, rows.span.start, rows.span.nbytes, lane);
-        return true;
+        return rows.is_last ? Fetched::last : Fetched::more;
     }
 
-    __device__ __forceinline__ void compute(int item, const uint8_t* stage, int lane) const {
-        const StageOfRows rows = at(item);
+    __device__ __forceinline__ void compute(const uint8_t* stage, int lane) const {
+        const Note rows = note_of<Note>(stage);
         const Product& product = products_.product[rows.product];
         unsigned char* shared = device::dynamic_shared();
         quant::RowDots dots{};
-        dots.weights = stage + rows.span.offset;
+        dots.weights = stage + rows.offset;
         dots.row_bytes = static_cast<uint32_t>(product.weights.row_bytes);
         dots.num_rows = rows.num_rows;
         dots.columns = product.weights.columns;
@@ -124,6 +126,13 @@ class ProductItems {
     }
 
   private:
+    struct Note {
+        int product;
+        int row;
+        int num_rows;
+        uint32_t offset;  // of the rows in the stage
+    };
+
     // All rows of all products, one after the other, are shared evenly among the warps of all blocks; neighbouring shares lie in
     // different blocks. With a router a block has whole groups, and its warps share those.
     __device__ __forceinline__ EvenShare share() const {
@@ -145,7 +154,8 @@ class ProductItems {
                 row += skipped;
                 const int num_rows = min(stage_rows, here - skipped);
                 return {product, row, num_rows,
-                        device::aligned_span(weights.data + row * weights.row_bytes, num_rows * weights.row_bytes)};
+                        device::aligned_span(weights.data + row * weights.row_bytes, num_rows * weights.row_bytes),
+                        left == here && skipped + num_rows == here};
             }
             row = max(0, row - weights.rows);
             if (here <= 0) continue;

@@ -40,8 +40,8 @@ void check(const Products& products, int num_rows) {
                     " values; columns are a multiple of 32, of floats one of 4");
         require(reinterpret_cast<uintptr_t>(weights.data) % 16 == 0, "a matrix does not begin at a multiple of 16 bytes");
     }
-    require(!products.router.weights || (num_rows == 1 && products.num_products == 1 && first.rows % 4 == 0 &&
-                                         products.product[0].residual != nullptr),
+    require(!products.router.weights ||
+                (num_rows == 1 && products.num_products == 1 && first.rows % 4 == 0 && products.product[0].residual != nullptr),
             "a router goes with one input row and one product that is added to a multiple of four values");
 }
 
@@ -75,7 +75,7 @@ RingPlan plan_product_rings(size_t available, int num_warps, int64_t num_weight_
                             int64_t max_single_rows) {
     const auto rings = [&](int warps, int64_t rows) {
         const int64_t share = divide_up(num_weight_rows, int64_t{num_blocks} * warps), items = divide_up(share, rows);
-        const size_t stage = (rows * row_bytes + 15) / 16 * 16 + kMarginBytes, whole = stage + kBarrierBytes;
+        const size_t stage = kNoteBytes + (rows * row_bytes + 15) / 16 * 16 + kMarginBytes, whole = stage + kBarrierBytes;
         const auto fitting = static_cast<int64_t>(available / warps / whole);
         if (fitting < std::min<int64_t>(items, warps == num_warps ? 2 : 1)) return RingPlan{};
         const auto stages = static_cast<int32_t>(std::min({fitting, items, int64_t{kMaxStages}}));

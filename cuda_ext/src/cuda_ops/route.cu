@@ -81,8 +81,10 @@ __device__ __forceinline__ void split_sides(RoutedList& r, int thread) {
 
 __device__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& places, int num_rows, int thread, int num_threads) {
     const int warp = thread / 32, num_warps = num_threads / 32, lane = thread % 32, num_pairs = num_rows * p.top_k;
-    for (int row = warp; row < num_rows; row += num_warps)
-        detail::choose_row(p.sums + row * p.num_experts, p.num_experts, p.top_k, r.ids + row * p.top_k, lane);
+    for (int row = warp; row < num_rows; row += num_warps) {
+        ScoreKeys keys = load_keys(p.sums + row * p.num_experts, p.num_experts, lane);
+        detail::choose_row(keys, p.num_experts, p.top_k, r.ids + row * p.top_k, lane);
+    }
     __syncthreads();
     group_pairs(r, num_pairs, p.top_k, thread);
     if (thread == 0) {

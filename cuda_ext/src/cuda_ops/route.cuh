@@ -91,19 +91,28 @@ __device__ __forceinline__ void load_slots(RoutedList& r, const ExpertPlaces& pl
     }
 }
 
+// Of the experts lane * n and following, for n experts a lane; a key rises with the score.
+struct ScoreKeys {
+    uint32_t key[kMaxRoutedExperts / 32];
+};
+
 namespace detail {
 
 constexpr uint32_t kNoKey = 0;  // below every score's key
 
-// The top_k greatest scores of a row by one warp, ties by lower id. Lane l looks at experts l * per_lane and following.
 template <int per_lane>
-__device__ __forceinline__ void choose_among(const int64_t* sums, int num_experts, int top_k, int32_t* ids, int lane) {
-    uint32_t keys[per_lane];
+__device__ __forceinline__ void load_keys(ScoreKeys& keys, const int64_t* sums, int num_experts, int lane) {
 #pragma unroll
     for (int i = 0; i < per_lane; i++) {
         const int expert = lane * per_lane + i;
-        keys[i] = expert < num_experts ? score_key(load_sum(sums + expert)) : kNoKey;
+        keys.key[i] = expert < num_experts ? score_key(load_sum(sums + expert)) : kNoKey;
     }
+}
+
+// The top_k greatest by one warp, ties by lower id. Uses the keys up.
+template <int per_lane>
+__device__ __forceinline__ void choose_among(ScoreKeys& all, int top_k, int32_t* ids, int lane) {
+    uint32_t (&keys)[kMaxRoutedExperts / 32] = all.key;
 #pragma unroll 1
     for (int place = 0; place < top_k; place++) {
         uint32_t best = kNoKey;
@@ -122,11 +131,11 @@ __device__ __forceinline__ void choose_among(const int64_t* sums, int num_expert
     }
 }
 
-__device__ __forceinline__ void choose_row(const int64_t* sums, int num_experts, int top_k, int32_t* ids, int lane) {
+__device__ __forceinline__ void choose_row(ScoreKeys& keys, int num_experts, int top_k, int32_t* ids, int lane) {
     if (num_experts <= 128)
-        choose_among<4>(sums, num_experts, top_k, ids, lane);
+        choose_among<4>(keys, top_k, ids, lane);
     else
-        choose_among<kMaxRoutedExperts / 32>(sums, num_experts, top_k, ids, lane);
+        choose_among<kMaxRoutedExperts / 32>(keys, top_k, ids, lane);
 }
 
 // How many of a window's absent experts cards read from the arena.
@@ -190,9 +199,20 @@ __device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& 
 // its end.
 __device__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& places, int num_rows, int thread, int num_threads);
 
-// The same for a window of one row, by one warp and inlined.
-__device__ __forceinline__ void route_one_row(RoutedList& r, const Choice& p, const ExpertPlaces& places, int lane) {
-    detail::choose_row(p.sums, p.num_experts, p.top_k, r.ids, lane);
+// The keys of one row of sums, by one warp.
+__device__ __forceinline__ ScoreKeys load_keys(const int64_t* sums, int num_experts, int lane) {
+    ScoreKeys keys{};
+    if (num_experts <= 128)
+        detail::load_keys<4>(keys, sums, num_experts, lane);
+    else
+        detail::load_keys<kMaxRoutedExperts / 32>(keys, sums, num_experts, lane);
+    return keys;
+}
+
+// route_rows for a window of one row, by one warp and inlined. Uses the keys up.
+__device__ __forceinline__ void route_one_row(RoutedList& r, const Choice& p, const ExpertPlaces& places, ScoreKeys& keys,
+                                              int lane) {
+    detail::choose_row(keys, p.num_experts, p.top_k, r.ids, lane);
     __syncwarp();
     detail::list_one_row(r, places, p.top_k, lane);
 }
@@ -205,7 +225,7 @@ __device__ __forceinline__ void weigh_rows(const RoutedList& r, const Choice& p,
     for (int row = thread / 32; row < num_rows; row += num_threads / 32) {
         const int pair = row * p.top_k + lane, id = lane < p.top_k ? r.ids[pair] : 0;
         const float weight = list_weight(p.sums + row * p.num_experts, p.num_experts, p.top_k, p.gating, p.renormalise,
-                                                 inverse[row], id, lane);
+                                         __ldcg(inverse + row), id, lane);
         if (lane < p.top_k) weights[pair] = quant::mul(weight, p.scale);
     }
 }

@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kOneRowThreads, 2) serve_gate_up_kernel(const 
     const GateUpPlan& plan = served.work.plan;
     StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
     const GateUpItems<quant::EachType> items(work, plan, list, shared, warp);
-    items.take_share(lane);
+    items.take_share(list.num_of_side[kCardSide], lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
     quant::load_table(work.gate.type, shared + plan.gate_table, thread, kOneRowThreads);

@@ -33,10 +33,22 @@ __device__ __forceinline__ EvenShare even_share(int num, int share, int num_shar
 
 constexpr int kEveryItem = 0x7fffffff;  // a number behind that of every item
 
-// `Items` is a warp's work, numbered from 0. It should know an item by its number alone: what a warp keeps while it multiplies
-// costs registers that the dot products have not, and what they push out comes back through the first cache, which is small.
-//     bool fetch(int item, device::StagedCopy&, uint8_t* stage, int lane)   starts the copies of an item; false beyond the last
-//     void compute(int item, const uint8_t* stage, int lane)                the same item, whose bytes are there
+// What an item is, for who computes it: found out once, where it is fetched. One lane writes it.
+template <class Note>
+__device__ __forceinline__ Note& note_of(const uint8_t* stage) {
+    static_assert(sizeof(Note) <= kNoteBytes);
+    return *reinterpret_cast<Note*>(const_cast<uint8_t*>(stage) - kNoteBytes);
+}
+
+enum class Fetched { none, more, last };
+
+// `Items` is a warp's work, numbered from 0. It should know an item by its number, or its note, alone: what a warp keeps while it
+// multiplies costs registers that the dot products have not, and what they push out comes back through the first cache, which is
+// small.
+//     Fetched fetch(int item, device::StagedCopy&, uint8_t* stage, int lane)   starts the copies of an item, if there is one, and
+//     writes
+//                                                                              its note
+//     void compute(const uint8_t* stage, int lane)                             an item whose bytes are there
 class StageRing {
   public:
     // Barriers of all rings of a block come first, then the stages. Makes this warp's barriers, if it has some.
@@ -52,8 +64,7 @@ class StageRing {
     // first.
     template <class Items>
     __device__ __forceinline__ void fetch(const Items& items, int lane) {
-        while (num_fetched_ < plan_.num_stages && fetch_into(num_fetched_, items, lane)) {
-        }
+        while (has_more_ && num_fetched_ < plan_.num_stages) fetch_into(num_fetched_, items, lane);
     }
 
     // Computes everything, and fetches what is left; after a fetch() of the same items. The ring is empty then.
@@ -61,6 +72,7 @@ class StageRing {
     __device__ __forceinline__ void run(const Items& items, int lane) {
         run_until(kEveryItem, items, items, lane);
         num_fetched_ = num_computed_ = stage_ = 0;
+        has_more_ = true;
     }
 
     // Computes those up to number `end` by `some`, and fetches what `items` has left.
@@ -70,9 +82,10 @@ class StageRing {
         while (num_computed_ < min(num_fetched_, end)) {
             copy_of(stage_).wait(lane, parities_ >> stage_ & 1);
             parities_ ^= 1u << stage_;
-            some.compute(num_computed_++, stage_of(stage_), lane);
+            some.compute(stage_of(stage_), lane);
+            num_computed_++;
             __syncwarp();  // all lanes have read the stage
-            fetch_into(stage_, items, lane);
+            if (has_more_) fetch_into(stage_, items, lane);
             stage_ = stage_ + 1 == plan_.num_stages ? 0 : stage_ + 1;
         }
     }
@@ -86,20 +99,21 @@ class StageRing {
         return reinterpret_cast<device::StagedCopy*>(memory_)[index_of(stage)];
     }
     __device__ __forceinline__ uint8_t* stage_of(int stage) const {
-        return memory_ + stages_at(plan_) + static_cast<uint32_t>(index_of(stage)) * plan_.stage_bytes;
+        return memory_ + stages_at(plan_) + kNoteBytes + static_cast<uint32_t>(index_of(stage)) * plan_.stage_bytes;
     }
 
     template <class Items>
-    __device__ __forceinline__ bool fetch_into(int stage, const Items& items, int lane) {
-        if (!items.fetch(num_fetched_, copy_of(stage), stage_of(stage), lane)) return false;
-        num_fetched_++;
-        return true;
+    __device__ __forceinline__ void fetch_into(int stage, const Items& items, int lane) {
+        const Fetched fetched = items.fetch(num_fetched_, copy_of(stage), stage_of(stage), lane);
+        has_more_ = fetched == Fetched::more;
+        num_fetched_ += fetched != Fetched::none;
     }
 
     uint8_t* memory_;
     const RingPlan& plan_;
     int warp_;
-    int num_fetched_ = 0;  // items
+    int num_fetched_ = 0;   // items
+    bool has_more_ = true;  // to fetch
     int num_computed_ = 0;
     int stage_ = 0;          // of the next to compute
     uint32_t parities_ = 0;  // bit s: of the next round of stage s
