@@ -33,7 +33,8 @@ _GROUP = _BLOCK * _PLACES
 _TREE = 8
 _SMALLEST = F32(2.0**-100)
 _ROUTER_GROUP = 16
-_ROUTER_BOUND = 2.0**18
+_ROUTER_BOUND = 2.0**22
+_ROUTER_SCALE = 2.0**28
 _MOST_HALF = 65504
 _FLOAT_TYPES = (0, 1, 30)
 _MINIMA_FIELDS = {3: (20, 0, 2), 7: (24, 0, 2), 10: (84, 80, 82), 12: (144, 0, 2), 13: (176, 0, 2)}
@@ -321,7 +322,7 @@ def _attend_span(query: Floats, keys: Floats, values: Floats, scale: np.float32)
 
 
 def router(x: Floats, gamma: Floats, weights: Floats) -> Ints:
-    """Sums [rows, experts] in units of 2^-32, before the norm's factor; `weights` [width, experts]."""
+    """Sums [rows, experts] in units of 2^-28, before the norm's factor; `weights` [width, experts]."""
     sums = np.zeros((len(x), weights.shape[1]), np.int64)
     bound = F32(_ROUTER_BOUND)
     for row, y in enumerate(x * gamma):
@@ -330,13 +331,13 @@ def router(x: Floats, gamma: Floats, weights: Floats) -> Ints:
             for value, column in zip(y[first : first + _ROUTER_GROUP], weights[first : first + _ROUTER_GROUP], strict=True):
                 dots = fmaf(column, value, dots)
             cut = np.maximum(np.where(dots < bound, dots, bound), -bound)
-            sums[row] += np.rint(cut.astype(np.float64) * 2.0**32).astype(np.int64)
+            sums[row] += np.rint(cut.astype(np.float64) * _ROUTER_SCALE).astype(np.int64)
     return sums
 
 
 def route(sums: Ints, inverse: Floats, top_k: int, *, sigmoid: bool, renormalise: bool, scale: float) -> tuple[Ints, Floats]:
     """Ids and weights of the routed lists, [rows, top_k] each. `sums` as `router` gives them, `inverse` [rows]: 1 / rms."""
-    scores = sums.astype(F32) * F32(2.0**-32)
+    scores = sums.astype(F32) * F32(1 / _ROUTER_SCALE)
     ids = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
     weights = np.empty(ids.shape, F32)
     for row, chosen in enumerate(ids):

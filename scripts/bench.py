@@ -81,7 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--prompts", default="", help="lengths of more prompts, such as 1024,8192,32768")
     parser.add_argument("--context", type=int, default=4096, help="at least; more where a prompt needs it")
-    parser.add_argument("--kv-type", default=Sizes.kv_type, help="of the key/value cache")
+    parser.add_argument("--kv-type", choices=("f16", "f32", "int8"), default=Sizes.kv_type, help="of the key/value cache")
     parser.add_argument("--decode-after", type=int, help=f"how many tokens the decoded ones follow (default: {Sizes.decode_after})")
     parser.add_argument("--zipf", type=float, default=0.0, help="use of an expert falls with its rank to the power of this; 0 is even")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -94,6 +94,10 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if not options.table and not options.folder:
         parser.error("--folder is missing")
+    if options.decode_after is not None and options.decode_after < 1:
+        parser.error("--decode-after is at least 1")
+    if options.llama and (options.kv_type != Sizes.kv_type or options.decode_after is not None):
+        parser.error("--llama measures with f16 and behind nothing; leave out --kv-type and --decode-after")
     return options
 
 
@@ -117,7 +121,8 @@ def main() -> int:
     layers = 2 if options.quick else options.layers
     results: list[Figures] = []
     for expert_type in options.types.split(","):
-        path = options.folder / f"{expert_type}-{layers}-{options.zipf}.gguf"
+        name = f"{expert_type}-{options.dense_type}-{layers}-{wanted.sizes.context}-{options.zipf}"
+        path = options.folder / f"{name}.gguf"
         shape = qwen3_shape(layers, wanted.sizes.context)
         results += measure_type(BenchModel(path, shape, expert_type, options.dense_type, Routing(options.zipf)), wanted)
         if options.out:  # what is there stays if the next type fails

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from appliance.errors import MemoryBudgetError, SettingsError
+from appliance.errors import MemoryBudgetError, SettingsError, UnsupportedModelError
 from appliance.gguf_file import TensorInfo, open_gguf
 from appliance.memory.arena import HEADER_BYTES, MAGIC, ArenaPlace
 from appliance.memory.arena_file import obtainable_bytes
@@ -327,6 +327,20 @@ class TestGpus:
     def test_a_gpu_that_is_not_there_is_named(self) -> None:
         with pytest.raises(SettingsError, match="cuda:3, but this machine shows cuda:0, cuda:1"):
             plan_of(replace(self.REQUEST, cards=("cuda:3",)), self.ROOMY_GPUS)
+
+    @pytest.mark.parametrize(
+        ("shape", "sentence"),
+        [
+            ({"experts": 512, "top_k": 17}, "17 of 512 experts per token; card cuda:0 can choose up to 16 of 512, host cards any number"),
+            ({"experts": 513}, "of 513 experts per token; card cuda:0 can choose up to 16 of 512"),
+            ({"hidden": 48}, "rows of 48 and .* values; card cuda:0 takes multiples of 32, host cards any"),
+        ],
+    )
+    def test_a_shape_that_gpus_do_not_have_is_refused(self, shape: dict[str, int], sentence: str) -> None:
+        config, tensors, layout = model()
+        with pytest.raises(UnsupportedModelError, match=sentence):
+            make_plan(replace(config, **shape), tensors, layout, self.REQUEST, self.ROOMY_GPUS)  # type: ignore[arg-type]
+        assert make_plan(replace(config, **shape), tensors, layout, REQUEST, ROOMY).cards  # type: ignore[arg-type]
 
     def test_a_gpu_that_is_too_small_is_refused_with_both_sizes(self) -> None:
         tiny = replace(self.ROOMY_GPUS, gpu_bytes={"cuda:0": GIB, "cuda:1": CUDA_RESERVE_BYTES + MIB})

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from appliance.errors import MemoryBudgetError, SettingsError
+from appliance.errors import MemoryBudgetError, SettingsError, UnsupportedModelError
 from appliance.gguf_file import TensorInfo, open_gguf
 from appliance.memory.arena import HEADER_BYTES, ArenaPlace
 from appliance.memory.arena_file import obtainable_bytes
@@ -50,6 +50,8 @@ ENGINE_BYTES = 128 * MIB
 
 With a vocabulary of 152,000 tokens 195 and 65 MiB were measured; the rest is for requests.
 """
+MAX_GPU_EXPERTS, MAX_GPU_TOP_K, GPU_WIDTH_UNIT = 512, 16, 32
+"""What the kernels of windows are made for (cuda_ext/src/cuda_ops/experts_window.h)."""
 DENSE_ALIGNMENT = 64
 SMALLER_KV_TYPES: Mapping[KvType, tuple[KvType, ...]] = {"f32": ("f16", "int8"), "f16": ("int8",), "int8": ()}
 
@@ -370,6 +372,7 @@ class _Planner:
         if free_bytes is None:
             there = ", ".join(self.machine.gpu_bytes) or "no GPU"
             raise SettingsError(f"cards = {','.join(request.cards)} names {card}, but this machine shows {there}", param="cards")
+        self._check_gpu(card)
         reserve_bytes = self._reserve_bytes(card, request)
         budget = max(0, min(free_bytes - reserve_bytes, request.card_bytes or free_bytes))
         empty = CardPlan(
@@ -384,6 +387,20 @@ class _Planner:
         )
         slots = slots_that_fit(slot_order(self.layout), budget - empty.total_bytes) if request.slots is None else request.slots
         return replace(empty, slot_classes=deal_slots(self.layout, slots))
+
+    def _check_gpu(self, card: str) -> None:
+        """Raises UnsupportedModelError for shapes that the kernels of windows do not have."""
+        config = self.config
+        if config.top_k > MAX_GPU_TOP_K or config.experts > MAX_GPU_EXPERTS:
+            raise UnsupportedModelError(
+                f"{config.name}: {config.top_k} of {config.experts} experts per token; card {card} can choose up to {MAX_GPU_TOP_K} "
+                f"of {MAX_GPU_EXPERTS}, host cards any number"
+            )
+        if config.hidden % GPU_WIDTH_UNIT or config.q_width % GPU_WIDTH_UNIT:
+            raise UnsupportedModelError(
+                f"{config.name}: rows of {config.hidden} and {config.q_width} values; card {card} takes multiples of {GPU_WIDTH_UNIT}, "
+                "host cards any"
+            )
 
     def _reserve_bytes(self, card: str, request: PlanRequest) -> int:
         """The lead's process keeps its part of CUDA and a residency table on the second card while the helper is awake."""

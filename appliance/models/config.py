@@ -18,7 +18,8 @@ from appliance.gguf_types import WEIGHT_TYPES
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
-MAX_EXPERTS = 1 << 16
+MAX_HIDDEN = 1 << 16
+MAX_EXPERTS = 4096
 MAX_VOCAB = 1 << 24
 MAX_CONTEXT = 1 << 24
 MAX_HEAD_DIM = 1024
@@ -94,7 +95,7 @@ def layer_tensor(layer: int, name: str) -> str:
 
 def _read_qwen3moe(gguf: GgufFile) -> ModelConfig:
     keys = MetadataReader(gguf)
-    hidden = keys.integer("qwen3moe.embedding_length", 1, MAX_WIDTH)
+    hidden = keys.integer("qwen3moe.embedding_length", 1, MAX_HIDDEN)
     heads = keys.integer("qwen3moe.attention.head_count", 1, MAX_WIDTH)
     config = ModelConfig(
         arch="qwen3moe",

@@ -75,6 +75,8 @@ class Figures:
     expert_type: str
     resident_ratio: float
     zipf: float
+    kv_type: str = Sizes.kv_type
+    decode_after: int = Sizes.decode_after
     decode: float = 0.0
     decode_limit: float = 0.0
     decode_runs: list[float] = field(default_factory=list)
@@ -144,6 +146,7 @@ class CardBench:
 
     def figures(self, model: BenchModel, ratio: float) -> Figures:
         found = Figures(model.expert_type, ratio, model.routing.zipf if model.routing else 0.0, bytes_per_token=model.bytes_per_token)
+        found.kv_type, found.decode_after = self.sizes.kv_type, self.sizes.decode_after
         found.decode_limit = decode_limit(model, ratio, self.bandwidths)
         before = free_gpu_bytes().get(self.card)
         policy = self._policy(model)
@@ -205,6 +208,8 @@ class CardBench:
         found.decode = statistics.median(found.decode_runs)
         after = run.runner.stats()
         found.rows_by_tier = {tier: num - before.get(tier, 0) for tier, num in after["rows_by_tier"].items()}
+        if not policy.windows:  # a full card is asked rarely
+            return
         uses = np.concatenate(policy.windows).tolist()
         slots = int(after["slots"])
         ours = found.rows_by_tier.get("own", 0) / max(sum(found.rows_by_tier.values()), 1)

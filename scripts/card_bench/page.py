@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.units import MIB
+from scripts.card_bench.engine import Sizes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "gpu.md"
 BEGIN, END = "<!-- tables: python -m scripts.bench --table -->", "<!-- end of tables -->"
@@ -47,7 +48,7 @@ def _decode(results: Sequence[Result]) -> str:
         llama = result["llama"]
         rows.append(
             [
-                result["expert_type"],
+                _name(result),
                 result["layers"],
                 f"{result['resident_ratio']:.0%}",
                 f"{result['decode']:.0f}",
@@ -68,7 +69,7 @@ def _prompts(results: Sequence[Result]) -> str:
             limit = result["prompt_limits"][num]
             rows.append(
                 [
-                    result["expert_type"],
+                    _name(result),
                     result["layers"],
                     f"{result['resident_ratio']:.0%}",
                     num,
@@ -83,12 +84,22 @@ def _prompts(results: Sequence[Result]) -> str:
     return _table(head, rows)
 
 
+def _name(result: Result) -> str:
+    """The experts' type, and what of the measurement is not as usual; older results do not tell."""
+    kv_type, decode_after = result.get("kv_type", Sizes.kv_type), result.get("decode_after", Sizes.decode_after)
+    more = [f"cache {kv_type}"] if kv_type != Sizes.kv_type else []
+    more += [f"behind {decode_after}"] if decode_after != Sizes.decode_after else []
+    return ", ".join([result["expert_type"], *more])
+
+
 def _hits(results: Sequence[Result]) -> str:
     rows = []
     for result in results:
         hits = result["hits"]
+        if hits is None:
+            continue
         shares = [f"{hits[name]:.1%}" for name in ("ours", "lru", "clairvoyant")]
-        cells = [result["expert_type"], result["layers"], f"{result['zipf']:g}", f"{result['resident_ratio']:.1%}", *shares]
+        cells = [_name(result), result["layers"], f"{result['zipf']:g}", f"{result['resident_ratio']:.1%}", *shares]
         rows.append([*cells, hits["swaps"], f"{result['decode']:.0f}", f"{result['decode_limit']:.0f}"])
     return _table(["experts", "layers", "Zipf", "slots for", "hits", "LRU", "clairvoyant", "swaps", "tok/s", "limit at even use"], rows)
 
@@ -102,7 +113,7 @@ def _memory(results: Sequence[Result]) -> str:
         sizes = [f"{(memory['planned'] - slots) / MIB:.0f}", f"{slots / MIB:.0f}", f"{memory['planned'] / MIB:.0f}", taken]
         times = [f"{result['arena_s']:.1f}", f"{result['open_s']:.1f}"]
         times += [f"{memory[name]:.3f}" for name in ("give_back_s", "take_again_s", "fill_s")] if slots else ["-", "-", "-"]
-        rows.append([result["expert_type"], result["layers"], f"{result['resident_ratio']:.0%}", *sizes, *times])
+        rows.append([_name(result), result["layers"], f"{result['resident_ratio']:.0%}", *sizes, *times])
     head = [
         "experts",
         "layers",
@@ -127,7 +138,7 @@ def _steps(results: Sequence[Result]) -> str:
     def us(steps_ms: Mapping[str, float], name: str) -> str:
         return f"{1e3 * steps_ms[name]:.0f}" if name in steps_ms else "-"
 
-    rows = [[result["expert_type"], result["layers"], *(us(result["steps_ms"], name) for name in names)] for result in timed]
+    rows = [[_name(result), result["layers"], *(us(result["steps_ms"], name) for name in names)] for result in timed]
     return _table(["us, all layers", "layers", *names], rows)
 
 
@@ -135,8 +146,7 @@ def _windows(results: Sequence[Result]) -> str:
     timed = [result for result in results if result.get("windows_ms")]
     numbers = list(timed[0]["windows_ms"]) if timed else []
     rows = [
-        [result["expert_type"], result["layers"], f"{result['resident_ratio']:.0%}"]
-        + [f"{result['windows_ms'][num]:.2f}" for num in numbers]
+        [_name(result), result["layers"], f"{result['resident_ratio']:.0%}"] + [f"{result['windows_ms'][num]:.2f}" for num in numbers]
         for result in timed
     ]
     return _table(["ms by rows", "layers", "on the card", *numbers], rows)

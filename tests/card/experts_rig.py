@@ -78,7 +78,7 @@ class Routing:
 
     @property
     def sums(self) -> NDArray[np.int64]:
-        return np.rint(self.logits.astype(np.float64) * 2.0**32).astype(np.int64)
+        return np.rint(self.logits.astype(np.float64) * 2.0**28).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@
 namespace tandem {
 
 constexpr int kRouterGroup = 16;
-constexpr float kRouterBound = 262144.0f;
-constexpr float kRouterScale = 4294967296.0f;
+constexpr float kRouterBound = 4194304.0f;
+constexpr float kRouterScale = 268435456.0f;
 constexpr int64_t kMaxRouterWidth = int64_t{1} << 16;  // far below what would overflow a sum
 
 TANDEM_HD constexpr int64_t router_groups(int64_t width) {
