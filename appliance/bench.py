@@ -63,7 +63,8 @@ def measure(settings: Settings, *, prompt_tokens: int, new_tokens: int, repeat: 
     model = appliance.model
     if prompt_tokens + new_tokens > model.context:
         raise SettingsError(
-            f"--prompt {prompt_tokens} and --tokens {new_tokens} do not fit the context of {model.context} tokens; raise --context",
+            f"--prompt {prompt_tokens} and --tokens {new_tokens} do not fit the context of {model.context} tokens; lower them, or raise "
+            "--context where the model has more",
             param="context",
         )
     rng = random.Random(0)

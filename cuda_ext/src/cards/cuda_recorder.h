@@ -1,8 +1,8 @@
 // Records a model's page into a CUDA program: the same calls as Recorder, gathered into the steps of cuda_steps.h.
 //
 // The card computes several operations in one kernel, so a call may only be remembered until the one that completes it comes:
-// norm until its product or router, rotary and attention until quantise, route until experts. Every method throws std::invalid_argument for
-// memory that is too small, for types that do not fit, and for a sequence of calls that no step covers.
+// norm until its product or router, rotary and attention until quantise, route until experts. Every method throws
+// std::invalid_argument for memory that is too small, for types that do not fit, and for a sequence of calls that no step covers.
 #pragma once
 #include <memory>
 #include <optional>
