@@ -175,8 +175,9 @@ struct RoutedArrays {
     void run(const RoutePromptCase& c, const uint8_t* slot_base) {
         const cuda::PromptResidency residency{slots.as<int32_t>(), slot_base, c.blob_bytes, uses.as<uint32_t>(),
                                               tier_rows.as<unsigned long long>()};
-        cuda::route_prompt({sums.as<int64_t>(), inverse.as<float>(), c.gating, c.renormalise, c.scale, routed(c), residency, resident.list()},
-                           static_cast<int>(c.num_rows()), nullptr);
+        cuda::route_prompt(
+            {sums.as<int64_t>(), inverse.as<float>(), c.gating, c.renormalise, c.scale, routed(c), residency, resident.list()},
+            static_cast<int>(c.num_rows()), nullptr);
     }
 };
 
@@ -288,8 +289,8 @@ void bind_cuda_prompt(nb::module_& module) {
     nb::class_<RoutePromptCase>(module, "RoutePromptCase", "How the rows of a chunk are routed.")
         .def(
             "__init__",
-            [](RoutePromptCase* self, In<int64_t, 2> sums, In<float, 1> inverse, In<int32_t, 1> slots, size_t blob_bytes, int top_k, Gating gating,
-               bool renormalise,
+            [](RoutePromptCase* self, In<int64_t, 2> sums, In<float, 1> inverse, In<int32_t, 1> slots, size_t blob_bytes, int top_k,
+               Gating gating, bool renormalise,
                float scale) { new (self) RoutePromptCase{sums, inverse, slots, blob_bytes, top_k, gating, renormalise, scale}; },
             nb::kw_only(), "sums"_a, "inverse"_a, "slots"_a, "blob_bytes"_a, "top_k"_a, "gating"_a, "renormalise"_a, "scale"_a);
     module.def("route_prompt", &route_prompt, "case"_a, "Everything that route_prompt writes; uses begin at 7, tier rows at 1000.");

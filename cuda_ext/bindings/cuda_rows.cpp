@@ -185,7 +185,8 @@ void bind_cuda_rows(nb::module_& module) {
     module.def("card_matmul_window", &matmul_window, "types"_a, "weights"_a, "x"_a, "residuals"_a, "shape"_a,
                "A list of float32 [rows, weight rows]: x float32 [rows, columns] . weights uint8 [weight rows, row bytes] of up to "
                "three matrices, plus their residuals. shape: (multiprocessors, shared bytes of a block, of a multiprocessor).");
-    module.def("card_matmul_router", &matmul_router, "type_id"_a, "weights"_a, "x"_a, "residual"_a, "gamma"_a, "router"_a, "shape"_a,
+    module.def("card_matmul_router", &matmul_router, "type_id"_a, "weights"_a, "x"_a, "residual"_a, "gamma"_a, "router"_a,
+               "shape"_a,
                "(float32 [1, weight rows], int64 [1, experts]): one product of one row, and the sums of a router behind it.");
     module.def("card_norm_matmul_window", &norm_matmul_window, "types"_a, "weights"_a, "x"_a, "gamma"_a, "eps"_a, "shape"_a,
                "The same of the RMS norm of x.");

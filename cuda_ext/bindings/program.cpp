@@ -36,9 +36,10 @@ void bind_memory(nb::module_& module) {
         .def_static("at", &KvMemory::in, nb::arg("memory"), nb::arg("type"), nb::arg("num_heads"), nb::arg("head_dim"),
                     nb::arg("context"))
         .def_ro("memory", &KvMemory::memory);
-    nb::class_<RowsMemory>(module, "RowsMemory",
-                           "Rows of activations: floats and, where the width allows, quantised; with 1 / rms of each row where a norm "
-                           "is to leave it.")
+    nb::class_<RowsMemory>(
+        module, "RowsMemory",
+        "Rows of activations: floats and, where the width allows, quantised; with 1 / rms of each row where a norm "
+        "is to leave it.")
         .def(
             "__init__",
             [](RowsMemory* self, View values, const MaybeView& groups, int64_t width, const MaybeView& inverse) {

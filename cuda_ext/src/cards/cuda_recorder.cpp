@@ -134,9 +134,9 @@ void CudaRecorder::matmul(const std::vector<Recorder::Product>& products, const 
     }
     require(rows == Rows::all, "matmul: rows with logits must come from a norm");
     const int64_t num = most(rows);
-    auto step = std::make_unique<ProductsStep>(
-        *program_, part<quant::ActGroup>(x.groups, cuda::kMaxWindowRows * groups_of(x.width), "matmul"),
-        part<float>(x.values, num * x.width, "matmul"), half_rows(x, num, "matmul"), made);
+    auto step = std::make_unique<ProductsStep>(*program_,
+                                               part<quant::ActGroup>(x.groups, cuda::kMaxWindowRows * groups_of(x.width), "matmul"),
+                                               part<float>(x.values, num * x.width, "matmul"), half_rows(x, num, "matmul"), made);
     last_products_ = step.get();
     program_->add(std::move(step));
 }
@@ -207,7 +207,8 @@ void CudaRecorder::router(const View& x, const View& gamma, const Matrix& weight
     auto* out = part<int64_t>(sums, num_rows * num_experts, "router: sums");
     program_->keep(weights.memory);
     last_attention_->clear(out, static_cast<int>(num_experts));
-    const cuda::RouterTail tail{factors, reinterpret_cast<const float*>(weights.weights.data), out, static_cast<int32_t>(num_experts)};
+    const cuda::RouterTail tail{factors, reinterpret_cast<const float*>(weights.weights.data), out,
+                                static_cast<int32_t>(num_experts)};
     const bool is_fused = last_products_ != nullptr && last_products_->take_router(rows, tail);
     program_->add(std::make_unique<RouterStep>(*program_, norm_->norm, weights, RouterStep::Out{out, norm_->inverse}, is_fused));
     last_attention_ = nullptr;

@@ -117,8 +117,12 @@ void ProductsStep::prompt(const PromptRun& run) const {
 
 cuda::RouterRowsProblem RouterStep::problem() const {
     const Weights& weights = weights_.weights;
-    return {norm_.x, norm_.gamma, reinterpret_cast<const float*>(weights.data), static_cast<int32_t>(weights.rows),
-            static_cast<int32_t>(weights.columns), out_.sums};
+    return {norm_.x,
+            norm_.gamma,
+            reinterpret_cast<const float*>(weights.data),
+            static_cast<int32_t>(weights.rows),
+            static_cast<int32_t>(weights.columns),
+            out_.sums};
 }
 
 void RouterStep::window(const WindowRun& run) const {

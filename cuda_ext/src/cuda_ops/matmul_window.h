@@ -50,12 +50,12 @@ struct MatmulWindowProblem {
 // How a launch is cut, and offsets into a block's shared memory.
 struct ProductsPlan {
     int32_t num_blocks;
-    int32_t launch_rows;  // rows of the window that one launch takes; more rows are more launches
-    int32_t share_rows;   // weight rows of a warp, of all products together;
-    int32_t share_rest;   // of so many warps, one more
+    int32_t launch_rows;   // rows of the window that one launch takes; more rows are more launches
+    int32_t share_rows;    // weight rows of a warp, of all products together;
+    int32_t share_rest;    // of so many warps, one more
     int32_t block_groups;  // with a router: groups of kRouterGroup weight rows of a block;
     int32_t block_rest;    // of so many blocks, one more
-    int32_t norm_rows;    // of these, rows that are normed at once
+    int32_t norm_rows;     // of these, rows that are normed at once
     bool wants_groups;
     bool wants_values;
     uint32_t groups;

@@ -3,8 +3,8 @@
 //
 // Lanes: Vec, kWidth, kVecs (so many registers of each of four rows, and what the rows share, fit), load of floats, halves (bits)
 // or int8, store, set1, add, mul, fma(a, b, c) = a * b + c rounded once, min, max, pow2(n) = 2^n for whole n in [-126, 127].
-// min and max give the second operand if either is NaN. Wholes: as many 64-bit integers, zero at first: add(x) adds the floats of x,
-// at most 2^50, rounded to nearest even; store.
+// min and max give the second operand if either is NaN. Wholes: as many 64-bit integers, zero at first: add(x) adds the floats of
+// x, at most 2^50, rounded to nearest even; store.
 #pragma once
 #include <algorithm>
 #include <cmath>
