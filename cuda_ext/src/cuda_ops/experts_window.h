@@ -1,8 +1,7 @@
 // The routed experts of a window on the card: what gate_up_window and down_window share.
 //
-// gate_up_window  norm of the hidden rows; top-k and weights; residency look-up; posts of what others compute; silu(gate(x)) *
-// up(x) down_window     top-k again; down of what gate_up left; the others' rows; combination in the order of the routed list; +
-// hidden
+// gate_up_window  norm of the hidden rows; top-k; residency look-up; posts of what others compute; silu(gate(x)) * up(x)
+// down_window     top-k again, weights; down of what gate_up left; the others' rows; combination in the list's order; + hidden
 //
 // Bits: those of ops/norm.h, ops/route.h and ops/experts.h, wherever an expert is computed.
 //
