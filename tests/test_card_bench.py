@@ -108,6 +108,19 @@ def test_tables_hold_every_result_and_leave_the_rest_of_the_page(tmp_path: Path)
     assert "| MXFP4 | 48 | 1 | 50.0% | 50.0% | 40.0% | 60.0% | 7 |" in text
 
 
+def test_tables_tell_other_caches_and_places_apart(tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    usual = result("Q4_K", kv_type="f16", decode_after=128, windows_ms={"1": 1.9, "8": 22.6})
+    other = result("Q4_K", kv_type="int8", decode_after=16000, hits=None, steps_ms={"router": 0.5})
+    write_tables([{"layers": 48, "threads": 16, "zipf": 0.0, "results": [usual, other]}], page)
+    text = page.read_text()
+    assert "| Q4_K | 48 | 50% | 200 |" in text
+    assert "| Q4_K, cache int8, behind 16000 | 48 | 50% | 200 |" in text
+    assert "| ms by rows | layers | on the card | 1 | 8 |" in text
+    assert "| Q4_K | 48 | 50% | 1.90 | 22.60 |" in text
+
+
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     page.write_text("text")
