@@ -53,6 +53,11 @@ def floats(view: native.View, *shape: int) -> Floats:
     return view.bytes()[: 4 * int(np.prod(shape))].view(np.float32).reshape(shape).copy()
 
 
+def router_sums(scores: Floats) -> NDArray[np.int64]:
+    """Scores [rows, experts] in the router's fixed point (ops/router_sum.h)."""
+    return np.rint(scores.astype(np.float64) * 2.0**28).astype(np.int64)
+
+
 def same_bits(a: Floats, b: Floats) -> bool:
     """Equality of every bit; NaN equals NaN, +0 does not equal -0."""
     return a.shape == b.shape and bool((np.ascontiguousarray(a).view(np.uint32) == np.ascontiguousarray(b).view(np.uint32)).all())

@@ -10,7 +10,7 @@ from appliance.memory.workspace import routed_bytes
 from cuda_ext import _native as native
 from cuda_ext import reference
 from tests.gguf_writing import TYPES_BY_NAME, random_rows
-from tests.op_rig import OpRig, every_isa, floats, same_bits
+from tests.op_rig import OpRig, every_isa, floats, router_sums, same_bits
 
 F32_TYPE = 0
 EPS = 1e-6
@@ -19,10 +19,6 @@ KV_KINDS = {np.float32: "f32", np.float16: "f16", np.int8: "int8"}
 
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> NDArray[np.float32]:
     return (rng.standard_normal(shape) * scale).astype(np.float32)
-
-
-def router_sums(rng: np.random.Generator, rows: int, experts: int) -> NDArray[np.int64]:
-    return np.rint(3.0 * rng.standard_normal((rows, experts)) * 2.0**28).astype(np.int64)
 
 
 @pytest.fixture
@@ -168,7 +164,7 @@ def test_int8_values_at_the_extremes_are_rounded_as_their_twin_has_it(rng: np.ra
 @pytest.mark.parametrize("renormalise", [False, True])
 def test_route_is_its_twin(isa: str, sigmoid: bool, renormalise: bool, rng: np.random.Generator) -> None:
     rows, experts, top_k = 5, 37, 4
-    sums, inverse = router_sums(rng, rows, experts), np.abs(normal(rng, rows)) + np.float32(0.5)
+    sums, inverse = router_sums(normal(rng, rows, experts, scale=3.0)), np.abs(normal(rng, rows)) + np.float32(0.5)
     sums[1, 5] = sums[1, 30] = sums[1].max() + 2**28  # a tie goes to the lower id
     rig = RoutedRig(rows, experts, top_k, isa=isa)
     gating = native.Gating.sigmoid if sigmoid else native.Gating.softmax
@@ -265,7 +261,7 @@ def test_experts_are_their_twin(isa: str, resident: bool, rng: np.random.Generat
     if resident:
         rig.make_resident(1)
         rig.make_resident(4)
-    sums, x, residual = router_sums(rng, rows, num_experts), normal(rng, rows, hidden), normal(rng, rows, hidden)
+    sums, x, residual = router_sums(normal(rng, rows, num_experts, scale=3.0)), normal(rng, rows, hidden), normal(rng, rows, hidden)
     inverse = np.ones(rows, np.float32)
     out = rig.take(rows * hidden * 4)
     out.bytes()[:] = residual.view(np.uint8).reshape(-1)
@@ -294,7 +290,7 @@ def test_experts_are_their_twin(isa: str, resident: bool, rng: np.random.Generat
 
 def test_route_counts_uses_and_rows_by_tier(rng: np.random.Generator) -> None:
     rows, experts, top_k = 6, 8, 3
-    sums, inverse = router_sums(rng, rows, experts), np.ones(rows, np.float32)
+    sums, inverse = router_sums(normal(rng, rows, experts, scale=3.0)), np.ones(rows, np.float32)
     rig = RoutedRig(rows, experts, top_k)
     rig.make_resident(expert=2)
     rig.record_route(sums, inverse, native.Gate(native.Gating.softmax, True, 1.0, top_k))

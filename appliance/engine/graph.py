@@ -19,8 +19,8 @@ from appliance.engine.logits import LogitsRow
 from appliance.errors import CorruptModelError, EngineError
 from appliance.gguf_file import GgufFile, TensorInfo
 from appliance.memory.arena import Arena
-from appliance.memory.layout import ArenaLayout, is_expert_tensor, is_router_tensor
-from appliance.memory.plan import DENSE_ALIGNMENT, dense_bytes
+from appliance.memory.layout import ArenaLayout, becomes_float32, is_expert_tensor, is_router_tensor
+from appliance.memory.plan import DENSE_ALIGNMENT, dense_bytes, dense_tensor_bytes
 from appliance.memory.workspace import (
     WINDOW_ROWS,
     KvType,
@@ -178,24 +178,20 @@ class DenseWeights:
     def _place(self, tensor: TensorInfo, offset: int) -> int:
         """Gives a tensor its place; returns the next free offset."""
         columns, rows = tensor.shape[0], tensor.shape[1] if len(tensor.shape) > 1 else 1
-        nbytes = 4 * columns * rows if _becomes_float32(tensor) else tensor.nbytes
+        nbytes = dense_tensor_bytes(tensor)
         view = self._memory.part(offset, nbytes)
         self._places[tensor.name] = view
         if len(tensor.shape) == 1:
             self.vectors[tensor.name] = view
         else:
             shape = (columns, rows) if is_router_tensor(tensor.name) else (rows, columns)
-            type_id = _F32 if _becomes_float32(tensor) else tensor.type_id
+            type_id = _F32 if becomes_float32(tensor) else tensor.type_id
             self.matrices[tensor.name] = native.Matrix.at(view, type_id, *shape)
         return offset + -(-nbytes // DENSE_ALIGNMENT) * DENSE_ALIGNMENT
 
 
-def _becomes_float32(tensor: TensorInfo) -> bool:
-    return len(tensor.shape) == 1 or is_router_tensor(tensor.name)
-
-
 def _as_on_card(tensor: TensorInfo, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    if not _becomes_float32(tensor):
+    if not becomes_float32(tensor):
         return data
     values = native.dequantise(tensor.type_id, data)
     if is_router_tensor(tensor.name):

@@ -117,6 +117,11 @@ def is_router_tensor(name: str) -> bool:
     return name.endswith(".ffn_gate_inp.weight")
 
 
+def becomes_float32(tensor: TensorInfo) -> bool:
+    """Whether a dense tensor is float32 on a card, whatever it is in the file."""
+    return len(tensor.shape) == 1 or is_router_tensor(tensor.name)
+
+
 def is_expert_tensor(name: str) -> bool:
     """Whether a tensor of the file goes into the arena; all others are dense weights."""
     return name.endswith(_EXPERT_SUFFIXES)

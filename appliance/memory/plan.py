@@ -22,7 +22,7 @@ from appliance.memory.arena import HEADER_BYTES, ArenaPlace
 from appliance.memory.arena_file import obtainable_bytes
 from appliance.memory.budget import Change, Shortage, shortage_error
 from appliance.memory.gpus import free_gpu_bytes, is_built_for_gpus
-from appliance.memory.layout import ArenaLayout, arena_layout, is_expert_tensor, is_router_tensor
+from appliance.memory.layout import ArenaLayout, arena_layout, becomes_float32, is_expert_tensor
 from appliance.memory.limits import memory_limit, shm_space
 from appliance.memory.link_file import link_bytes
 from appliance.memory.slots import SlotClass, deal_slots, slot_order, slots_that_fit
@@ -305,13 +305,12 @@ def _check_peer_reserve(planner: _Planner, request: PlanRequest, shortage: Short
 
 def dense_bytes(tensors: Mapping[str, TensorInfo]) -> int:
     """Everything but the experts, each tensor aligned: as it stands in the file, but vectors and routers as float32."""
-    return sum(_aligned(_dense_tensor_bytes(tensor)) for tensor in tensors.values() if not is_expert_tensor(tensor.name))
+    return sum(_aligned(dense_tensor_bytes(tensor)) for tensor in tensors.values() if not is_expert_tensor(tensor.name))
 
 
-def _dense_tensor_bytes(tensor: TensorInfo) -> int:
-    if len(tensor.shape) == 1 or is_router_tensor(tensor.name):
-        return 4 * math.prod(tensor.shape)
-    return tensor.nbytes
+def dense_tensor_bytes(tensor: TensorInfo) -> int:
+    """Of one tensor on a card, not aligned."""
+    return 4 * math.prod(tensor.shape) if becomes_float32(tensor) else tensor.nbytes
 
 
 @dataclass(frozen=True, slots=True)

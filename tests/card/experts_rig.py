@@ -12,7 +12,7 @@ from appliance.gguf_types import KNOWN_TYPES, GgmlType
 from appliance.memory.workspace import routed_bytes
 from cuda_ext import _native as native
 from tests.gguf_writing import random_rows
-from tests.op_rig import Floats, OpRig, floats
+from tests.op_rig import Floats, OpRig, floats, router_sums
 
 Bytes = NDArray[np.uint8]
 Ids = NDArray[np.int32]
@@ -78,7 +78,7 @@ class Routing:
 
     @property
     def sums(self) -> NDArray[np.int64]:
-        return np.rint(self.logits.astype(np.float64) * 2.0**28).astype(np.int64)
+        return router_sums(self.logits)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from cuda_ext import _native as native
 from cuda_ext import reference
 from tests.card.experts_rig import Layer, Shape, random_layer, type_named
 from tests.gguf_writing import random_rows
-from tests.op_rig import Floats, same_bits
+from tests.op_rig import Floats, router_sums, same_bits
 
 Bytes = NDArray[np.uint8]
 Rng = np.random.Generator
@@ -182,10 +182,6 @@ def test_tiles_fit_every_card_and_two_of_them_a_large_one(name: str) -> None:
 # ---- routing ----
 
 
-def random_sums(rng: Rng, rows: int, experts: int) -> NDArray[np.int64]:
-    return np.rint(3.0 * rng.standard_normal((rows, experts)) * 2.0**28).astype(np.int64)
-
-
 @pytest.mark.parametrize("is_window", [False, True])
 @pytest.mark.parametrize(("rows", "experts", "width"), [(1, 8, 160), (8, 37, 32), (21, 128, 416), (3, 300, 40)])
 def test_router_has_the_sums_of_the_host(rows: int, experts: int, width: int, is_window: bool, rng: Rng) -> None:
@@ -229,7 +225,7 @@ class Routing:
 @pytest.mark.parametrize(("rows", "experts", "top_k"), [(9, 8, 8), (40, 37, 4), (70, 130, 8), (12, 600, 10)])
 @pytest.mark.parametrize(("sigmoid", "renormalise"), [(False, True), (False, False), (True, False)])
 def test_routed_lists_have_the_bits_of_the_host(rows: int, experts: int, top_k: int, sigmoid: bool, renormalise: bool, rng: Rng) -> None:
-    sums = random_sums(rng, rows, experts)
+    sums = router_sums(normal(rng, rows, experts, scale=3.0))
     sums[1, 5] = sums[1, 2] = sums[1].max() + 2**28  # a tie goes to the lower id,
     sums[2] = 2**40 + np.arange(experts)  # and so do sums whose floats are equal
     routing = Routing(sums, top_k, sigmoid, renormalise, 1.5)
@@ -240,7 +236,7 @@ def test_routed_lists_have_the_bits_of_the_host(rows: int, experts: int, top_k: 
 
 def test_pairs_are_sorted_by_expert_and_row(rng: Rng) -> None:
     experts, top_k = 20, 3
-    routing = Routing(random_sums(rng, 150, experts), top_k)
+    routing = Routing(router_sums(normal(rng, 150, experts, scale=3.0)), top_k)
     routed, flat = native.route_prompt(routing.case([-1] * experts, 256)), routing.expected()[0].reshape(-1)
     assert (routed["order"] == np.argsort(flat, kind="stable")).all()
     assert (routed["order"][routed["places"]] == np.arange(150 * top_k)).all()
@@ -253,7 +249,7 @@ def test_pairs_are_sorted_by_expert_and_row(rng: Rng) -> None:
 def test_resident_experts_in_use_are_listed_with_their_tiles(rng: Rng) -> None:
     """One expert has more rows than a tile, one none."""
     experts, rows = 40, 300
-    sums = random_sums(rng, rows, experts)
+    sums = router_sums(normal(rng, rows, experts, scale=3.0))
     sums[:, 3], sums[:, 7] = 50 * 2**28, -50 * 2**28
     slots = [expert // 2 if expert % 2 else -1 for expert in range(experts)]
     routed = native.route_prompt(Routing(sums, 2).case(slots, 512))
@@ -271,7 +267,7 @@ def test_resident_experts_in_use_are_listed_with_their_tiles(rng: Rng) -> None:
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 9), (1025, 8), (64, 33), (8, 0)])
 def test_lists_that_cannot_be_are_refused(experts: int, top_k: int, rng: Rng) -> None:
     with pytest.raises(ValueError, match=f"cannot route to {top_k} of {experts} experts"):
-        native.route_prompt(Routing(random_sums(rng, 9, experts), top_k).case([-1] * experts, 256))
+        native.route_prompt(Routing(router_sums(normal(rng, 9, experts, scale=3.0)), top_k).case([-1] * experts, 256))
 
 
 # ---- experts ----
@@ -340,7 +336,7 @@ SHAPES = (
 def test_experts_are_near_the_dequantised_ones(shape: Shape, rng: Rng) -> None:
     layer, rows = random_layer(shape), 21
     x, hidden = normal(rng, rows, shape.hidden), normal(rng, rows, shape.hidden, scale=0.1)
-    routing = Routing(random_sums(rng, rows, shape.experts), shape.top_k)
+    routing = Routing(router_sums(normal(rng, rows, shape.experts, scale=3.0)), shape.top_k)
     got = run_experts(layer, x, hidden, routing, range(shape.experts))
     expected = expected_experts(layer, x, hidden, routing)
     assert worst_row(got.hidden - hidden, expected - hidden) < TOLERANCE
@@ -349,7 +345,7 @@ def test_experts_are_near_the_dequantised_ones(shape: Shape, rng: Rng) -> None:
 def test_bits_do_not_depend_on_where_experts_lie(rng: Rng) -> None:
     shape, rows = SHAPES[1], 30
     layer, x, hidden = random_layer(shape), normal(rng, rows, shape.hidden), normal(rng, rows, shape.hidden)
-    routing = Routing(random_sums(rng, rows, shape.experts), shape.top_k)
+    routing = Routing(router_sums(normal(rng, rows, shape.experts, scale=3.0)), shape.top_k)
     results = [run_experts(layer, x, hidden, routing, resident, batch) for resident, batch in (([4, 2, 0, 1, 3], 1), ([], 2), ([3, 1], 3))]
     for other in results[1:]:
         assert same_bits(other.expert_rows, results[0].expert_rows)
@@ -362,17 +358,18 @@ def test_bits_of_a_routed_row_do_not_depend_on_the_chunk(rng: Rng) -> None:
     layer, x, hidden = random_layer(shape), normal(rng, rows, shape.hidden), normal(rng, rows, shape.hidden)
     logits = normal(rng, rows, shape.experts)
     logits[:140, 2] = 9
-    whole = run_experts(layer, x, hidden, Routing(logits, shape.top_k), [0, 2])
+    sums = router_sums(logits)
+    whole = run_experts(layer, x, hidden, Routing(sums, shape.top_k), [0, 2])
     for first, count in ((0, 9), (125, 40), (281, 9)):
         part = slice(first, first + count)
-        alone = run_experts(layer, x[part], hidden[part], Routing(logits[part], shape.top_k), [1])
+        alone = run_experts(layer, x[part], hidden[part], Routing(sums[part], shape.top_k), [1])
         assert same_bits(alone.hidden, whole.hidden[part])
 
 
 def test_rows_are_combined_in_the_order_of_their_list(rng: Rng) -> None:
     shape, rows = SHAPES[1], 9
     layer, x, hidden = random_layer(shape), normal(rng, rows, shape.hidden), normal(rng, rows, shape.hidden)
-    routing = Routing(random_sums(rng, rows, shape.experts), shape.top_k)
+    routing = Routing(router_sums(normal(rng, rows, shape.experts, scale=3.0)), shape.top_k)
     got, (_, weights) = run_experts(layer, x, hidden, routing, range(shape.experts)), routing.expected()
     for row in range(rows):
         total = np.zeros(shape.hidden, np.float32)

@@ -174,7 +174,7 @@ void ExpertsStep::prompt(const PromptRun& run) const {
     const cuda::ExpertPlaces places = this->places(nullptr);
     cuda::RoutePromptProblem route{};
     route.sums = choice_.sums;
-    route.inverse = memory_.inverse;
+    route.inverse = norm_.inverse;
     route.gating = choice_.gating;
     route.renormalise = choice_.renormalise;
     route.scale = choice_.scale;

@@ -65,7 +65,6 @@ struct ExpertsMemory {
     cuda::HalfRows halves;  // the same, of prompts
     float* expert_rows;     // [pairs, hidden], of prompts
     float* hidden;          // [rows, hidden], added to
-    const float* inverse;   // [rows] 1 / rms, of prompts
     cuda::RoutedPrompt routed;
     cuda::ExpertList list;
 };

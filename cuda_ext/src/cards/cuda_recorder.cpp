@@ -102,7 +102,7 @@ void CudaRecorder::norm(const View& x, const View& gamma, float eps, Rows rows, 
     pending.norm.gamma = part<float>(gamma, out.width, "norm: gamma");
     pending.norm.eps = eps;
     pending.norm.half = half_rows(out, num, "norm: output");
-    pending.inverse = out.inverse.empty() ? nullptr : part<float>(out.inverse, num, "norm: 1 / rms");
+    pending.norm.inverse = out.inverse.empty() ? nullptr : part<float>(out.inverse, num, "norm: 1 / rms");
     pending.rows = rows;
     pending.out = out.values.data();
     norm_ = pending;
@@ -200,7 +200,7 @@ void CudaRecorder::router(const View& x, const View& gamma, const Matrix& weight
     const int64_t width = router_width(weights), num_experts = weights.weights.columns;
     const auto* rows = part<float>(x, most(Rows::all) * width, "router: input");
     const auto* factors = part<float>(gamma, width, "router: gamma");
-    require(norm_ && norm_->norm.x == rows && norm_->norm.gamma == factors && norm_->inverse != nullptr,
+    require(norm_ && norm_->norm.x == rows && norm_->norm.gamma == factors && norm_->norm.inverse != nullptr,
             "a router must follow the norm of its rows, which leaves 1 / rms");
     require(last_attention_ != nullptr, "a router must follow an attention, which clears its sums");
     const int64_t num_rows = std::max<int64_t>(most(Rows::all), cuda::kMaxWindowRows);
@@ -210,7 +210,7 @@ void CudaRecorder::router(const View& x, const View& gamma, const Matrix& weight
     const cuda::RouterTail tail{factors, reinterpret_cast<const float*>(weights.weights.data), out,
                                 static_cast<int32_t>(num_experts)};
     const bool is_fused = last_products_ != nullptr && last_products_->take_router(rows, tail);
-    program_->add(std::make_unique<RouterStep>(*program_, norm_->norm, weights, RouterStep::Out{out, norm_->inverse}, is_fused));
+    program_->add(std::make_unique<RouterStep>(norm_->norm, weights, out, is_fused));
     last_attention_ = nullptr;
     last_products_ = nullptr;
     router_ = PendingRouter{out, num_experts};
@@ -264,7 +264,6 @@ void CudaRecorder::experts(const Recorder::Expert& expert, const std::shared_ptr
     memory.halves = half_rows(hidden, pairs, "experts: hidden");
     memory.expert_rows = part<float>(expert_rows, pairs * x.width, "experts: rows");
     memory.hidden = part<float>(out, most(Rows::all) * x.width, "experts: output");
-    memory.inverse = norm_->inverse;
     routed_memory(routed, top_k, table->mirror().num_experts(), memory);
     const View blobs = View::of(first.buffer, first.offset, first.nbytes * table->mirror().num_experts());
     program_->add_host_layer({blobs, first.nbytes, expert.gate, expert.up, expert.down});

@@ -41,7 +41,6 @@ class CudaRecorder {
         Norm norm;
         Rows rows;
         const std::byte* out;
-        float* inverse;  // of prompts, or null
     };
     struct PendingRotary {
         Recorder::Heads heads;

@@ -122,7 +122,7 @@ cuda::RouterRowsProblem RouterStep::problem() const {
             reinterpret_cast<const float*>(weights.data),
             static_cast<int32_t>(weights.rows),
             static_cast<int32_t>(weights.columns),
-            out_.sums};
+            sums_};
 }
 
 void RouterStep::window(const WindowRun& run) const {
@@ -130,7 +130,7 @@ void RouterStep::window(const WindowRun& run) const {
 }
 
 void RouterStep::prompt(const PromptRun& run) const {
-    cuda::norm_prompt({norm_.x, norm_.gamma, norm_.eps, norm_.half, out_.inverse}, run.num_rows, run.stream);
+    cuda::norm_prompt({norm_.x, norm_.gamma, norm_.eps, norm_.half, norm_.inverse}, run.num_rows, run.stream);
     cuda::router_prompt(problem(), run.num_rows, run.stream);
 }
 

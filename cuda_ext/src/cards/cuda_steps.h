@@ -36,6 +36,7 @@ struct Norm {
     const float* gamma;  // [width]
     float eps;
     cuda::HalfRows half;  // [rows, width], of prompts
+    float* inverse;       // [rows] 1 / rms, of prompts before a router; or null
 };
 
 // Norm and the products of its rows with up to three matrices. `rows`: all, or those that give logits.
@@ -103,14 +104,9 @@ class ProductsStep final : public Step {
 // Norm and router.
 class RouterStep final : public Step {
   public:
-    struct Out {
-        int64_t* sums;   // [rows, experts]
-        float* inverse;  // [rows] 1 / rms, of prompts
-    };
-
-    // `is_fused`: the step before has made the sums of windows of one row.
-    RouterStep(const CudaProgram& program, const Norm& norm, const Matrix& weights, const Out& out, bool is_fused)
-        : program_(program), norm_(norm), weights_(weights), out_(out), is_fused_(is_fused) {}
+    // `sums`: [rows, experts]. `is_fused`: the step before has made those of windows of one row.
+    RouterStep(const Norm& norm, const Matrix& weights, int64_t* sums, bool is_fused)
+        : norm_(norm), weights_(weights), sums_(sums), is_fused_(is_fused) {}
     const char* name() const override { return "router"; }
     void window(const WindowRun& run) const override;
     void prompt(const PromptRun& run) const override;
@@ -118,10 +114,9 @@ class RouterStep final : public Step {
   private:
     cuda::RouterRowsProblem problem() const;
 
-    const CudaProgram& program_;
     Norm norm_;
     Matrix weights_;
-    Out out_;
+    int64_t* sums_;
     bool is_fused_;
 };
 
