@@ -13,6 +13,7 @@
 
 #include "cards/cuda_card.h"
 #include "cards/cuda_check.h"
+#include "cards/cuda_driver.h"
 #include "cards/cuda_program.h"
 #include "cards/cuda_recorder.h"
 #include "isa_of.h"
@@ -208,6 +209,7 @@ void bind_cuda_program(nb::module_& module) {
 void bind_cuda_cards(nb::module_& module) {
     nb::exception<CudaError>(module, "CudaError");
     module.def("cuda_device_count", &cuda_device_count, "How many GPUs this process can use.");
+    module.def("cuda_has_context", &has_context, "device"_a, "Whether this process holds memory for itself on that GPU.");
     bind_card(module);
     bind_table(module);
     bind_cuda_program(module);

@@ -75,6 +75,17 @@ def test_a_kernel_of_a_graph_waits_for_the_answer_of_a_host_thread() -> None:
     assert list(checks.ask_host(77, 3)) == [3 * 77 + 1]
 
 
+@pytest.mark.parametrize("nbytes", [3 << 20, 99 << 20], ids=["one_segment", "two_segments"])
+def test_slots_that_are_given_back_leave_nothing_on_the_card(nbytes: int) -> None:
+    card = native.CudaCard(0, native.Pool(1), "portable")
+    slots = card.allocate_slots(nbytes, present=False)
+    before = card.free_bytes
+    slots.touch()
+    assert card.free_bytes <= before - nbytes
+    slots.discard()
+    assert card.free_bytes == before
+
+
 MISTAKES = {
     "lane_missing": ["lanes of its warp have returned|returned while other lanes", "__shfl_xor_sync"],
     "different_operations": [

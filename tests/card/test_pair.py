@@ -416,7 +416,10 @@ with open_runner(RandomModel(model, SHAPE), shm_dir, slots=SLOTS, share=(1, 2), 
     runner.serve_link(True)
     print("serving", flush=True)
     for line in sys.stdin:
-        native.emulated_hang(line == "hang\\n")
+        if line == "other card?\\n":
+            assert not native.cuda_has_context(0)
+        else:
+            native.emulated_hang(line == "hang\\n")
         print("ok", flush=True)
 """
 
@@ -457,6 +460,18 @@ def test_a_partner_that_is_killed_in_mid_window_costs_that_window_only(model: Ra
             before = lead.stats()["rows_by_tier"]["linked"]
             assert same_bits(one_by_one(lead, DECODED), expected)
             assert lead.stats()["rows_by_tier"]["linked"] > before
+    path.unlink()
+
+
+def test_an_engine_has_no_memory_on_the_card_of_the_other(model: RandomModel, shm_dir: Path, expected: Logits) -> None:
+    path = link_path(shm_dir, "0" * 64, "contexts")
+    with (
+        open_runner(model, shm_dir, slots=SLOTS, share=(0, 2), link=LinkOptions(path, 0), card="cuda:0", **GPU) as lead,  # type: ignore[arg-type]
+        partner_process(model, shm_dir, path) as partner,
+    ):
+        assert same_bits(one_by_one(lead, DECODED), expected)
+        assert lead.stats()["rows_by_tier"]["linked"] > 0
+        tell(partner, "other card?")
     path.unlink()
 
 

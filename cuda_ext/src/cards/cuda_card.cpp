@@ -4,6 +4,7 @@
 
 #include "base/require.h"
 #include "cards/cuda_check.h"
+#include "cards/cuda_driver.h"
 
 namespace tandem {
 
@@ -30,13 +31,16 @@ int cuda_device_count() {
     return count;
 }
 
-DeviceScope::DeviceScope(int device) : device_(device) {
-    // A card that has failed says so in the calls that follow.
-    if (cudaGetDevice(&before_) != cudaSuccess || before_ != device) cudaSetDevice(device);
+DeviceScope::DeviceScope(int device) {
+    const bool is_known = cudaGetDevice(&before_) == cudaSuccess;
+    if (is_known && before_ == device) return;
+    // Setting a device makes a context on it: a thread that has used no card yet stays with this one.
+    is_restored_ = is_known && has_context(before_);
+    cudaSetDevice(device);  // a card that has failed says so in the calls that follow
 }
 
 DeviceScope::~DeviceScope() {
-    if (before_ != device_) cudaSetDevice(before_);
+    if (is_restored_) cudaSetDevice(before_);
 }
 
 CudaCard::CudaCard(int device, std::shared_ptr<Pool> pool, quant::Isa isa) : device_(device), pool_(std::move(pool)), isa_(isa) {
@@ -120,6 +124,7 @@ bool CudaCard::reach(CudaCard& other) {
 }
 
 size_t CudaCard::pin(const View& arena) {
+    const DeviceScope scope(device_);
     arena_ = arena;
     pinned_ = std::make_shared<PinnedRange>(arena.data(), arena.nbytes);
     return std::min(pinned_->pinned_bytes(), arena.nbytes);

@@ -37,7 +37,7 @@ class DeviceScope {
 
   private:
     int before_ = 0;
-    int device_;
+    bool is_restored_ = false;
 };
 
 // Confined to one thread, the engine loop. An engine's own card is that thread's current device; calls of another one make it

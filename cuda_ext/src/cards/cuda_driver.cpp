@@ -18,6 +18,7 @@ void look_up(Function& function, const char* name) {
 
 Driver look_up_all() {
     Driver found{};
+    look_up(found.primary_context_state, "cuDevicePrimaryCtxGetState");
     look_up(found.mem_address_reserve, "cuMemAddressReserve");
     look_up(found.mem_address_free, "cuMemAddressFree");
     look_up(found.mem_create, "cuMemCreate");
@@ -34,6 +35,13 @@ Driver look_up_all() {
 const Driver& driver() {
     static const Driver found = look_up_all();
     return found;
+}
+
+bool has_context(int device) {
+    unsigned flags = 0;
+    int active = 0;
+    CUDA_DRIVER_CHECK(driver().primary_context_state(device, &flags, &active));
+    return active != 0;
 }
 
 }  // namespace tandem

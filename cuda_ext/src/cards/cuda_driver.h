@@ -5,6 +5,7 @@
 namespace tandem {
 
 struct Driver {
+    decltype(&cuDevicePrimaryCtxGetState) primary_context_state;
     decltype(&cuMemAddressReserve) mem_address_reserve;
     decltype(&cuMemAddressFree) mem_address_free;
     decltype(&cuMemCreate) mem_create;
@@ -17,5 +18,8 @@ struct Driver {
 
 // Throws CudaError if the driver lacks one of them.
 const Driver& driver();
+
+// Whether this process has a context on that GPU, which takes about half a gigabyte there.
+bool has_context(int device);
 
 }  // namespace tandem

@@ -29,9 +29,12 @@ class MappedBuffer final : public Buffer {
 // A reserved range of addresses, cut into segments that have memory or not.
 class SegmentedBuffer final : public Buffer {
   public:
-    SegmentedBuffer(int device, CUdeviceptr base, size_t nbytes, size_t segment_bytes, const std::vector<int>& sharers)
+    // `used_bytes`: what was asked for; nobody needs the rest of the last segment.
+    SegmentedBuffer(int device, CUdeviceptr base, size_t nbytes, size_t used_bytes, size_t segment_bytes,
+                    const std::vector<int>& sharers)
         : Buffer(reinterpret_cast<void*>(base), nbytes),
           device_(device),
+          used_bytes_(used_bytes),
           segment_bytes_(segment_bytes),
           handles_(nbytes / segment_bytes, 0) {
         add_user(device);
@@ -98,7 +101,7 @@ class SegmentedBuffer final : public Buffer {
     }
 
     bool is_discarded(size_t segment) const {
-        const size_t begin = segment * segment_bytes_, end = std::min(begin + segment_bytes_, nbytes());
+        const size_t begin = segment * segment_bytes_, end = std::min(begin + segment_bytes_, used_bytes_);
         return std::any_of(discarded_.begin(), discarded_.end(),
                            [&](const Range& range) { return range.begin <= begin && end <= range.end; });
     }
@@ -126,6 +129,7 @@ class SegmentedBuffer final : public Buffer {
     }
 
     int device_;
+    size_t used_bytes_;
     size_t segment_bytes_;
     std::vector<CUmemAccessDesc> users_;
     std::vector<CUmemGenericAllocationHandle> handles_;  // 0: the segment has no memory
@@ -162,7 +166,7 @@ std::shared_ptr<Buffer> allocate_segments(int device, size_t nbytes, bool presen
     const size_t reserved = round_up(nbytes, segment_bytes);
     CUdeviceptr base = 0;
     CUDA_DRIVER_CHECK(driver().mem_address_reserve(&base, reserved, 0, 0, 0));
-    auto buffer = std::make_shared<SegmentedBuffer>(device, base, reserved, segment_bytes, sharers);
+    auto buffer = std::make_shared<SegmentedBuffer>(device, base, reserved, nbytes, segment_bytes, sharers);
     if (present) buffer->touch(0, reserved);
     return buffer;
 }

@@ -50,6 +50,7 @@ struct CUmemAccessDesc {
 
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active);
 CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* place,
                                        CUmemAllocationGranularity_flags option);
 CUresult cuMemAddressReserve(CUdeviceptr* address, size_t nbytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags);

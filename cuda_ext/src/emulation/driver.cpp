@@ -121,6 +121,13 @@ CUresult cuStreamWriteValue32(CUstream handle, CUdeviceptr address, cuuint32_t v
     return CUDA_SUCCESS;
 }
 
+CUresult cuDevicePrimaryCtxGetState(CUdevice number, unsigned* flags, int* active) {
+    if (number < 0 || number >= kNumCards) return CUDA_ERROR_INVALID_VALUE;
+    *flags = 0;
+    *active = has_context(number);
+    return CUDA_SUCCESS;
+}
+
 CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
     *granularity = kGranularity;
     return CUDA_SUCCESS;
@@ -183,6 +190,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
     }
     static const Entry entries[] = {ENTRY(cuStreamWaitValue32),
                                     ENTRY(cuStreamWriteValue32),
+                                    ENTRY(cuDevicePrimaryCtxGetState),
                                     ENTRY(cuMemGetAllocationGranularity),
                                     ENTRY(cuMemAddressReserve),
                                     ENTRY(cuMemAddressFree),

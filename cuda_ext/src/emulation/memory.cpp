@@ -1,6 +1,8 @@
 #include "emulation/memory.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -17,6 +19,7 @@ constexpr size_t kFilled = size_t{4} << 20;  // larger memory is left as the sys
 constexpr size_t kKept = size_t{4} << 20;    // bytes of freed memory
 
 thread_local int current_device = 0;
+std::array<std::atomic<bool>, kNumCards> contexts{};
 
 std::string describe(const Region& region) {
     return std::to_string(region.nbytes) + " bytes of " +
@@ -133,6 +136,16 @@ int device() {
 
 void set_device(int device) {
     current_device = device;
+    contexts[device] = true;
+}
+
+int device_in_use() {
+    contexts[current_device] = true;
+    return current_device;
+}
+
+bool has_context(int device) {
+    return contexts[device];
 }
 
 }  // namespace tandem::emulation

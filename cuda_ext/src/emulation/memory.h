@@ -47,7 +47,9 @@ class Memory {
 };
 
 Memory& memory();
-int device();  // of the calling thread
+int device();         // of the calling thread
+int device_in_use();  // likewise, for a call that makes it a context
+bool has_context(int device);
 void set_device(int device);
 
 }  // namespace tandem::emulation

@@ -16,7 +16,7 @@ cudaError_t status() {
 
 cudaError_t allocate(void** pointer, size_t nbytes, cudaMemoryType type) {
     if (health().failed()) return cudaErrorLaunchFailure;
-    *pointer = nbytes == 0 ? nullptr : memory().allocate(nbytes, type, device());
+    *pointer = nbytes == 0 ? nullptr : memory().allocate(nbytes, type, device_in_use());
     return nbytes != 0 && *pointer == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
@@ -64,6 +64,7 @@ cudaError_t cudaFreeHost(void* pointer) {
 
 cudaError_t cudaHostRegister(void* pointer, size_t nbytes, unsigned) {
     if (pointer == nullptr || nbytes == 0) return cudaErrorInvalidValue;
+    device_in_use();
     const cudaError_t error = memory().add_registered(pointer, nbytes);
     return error == cudaSuccess ? status() : error;
 }
@@ -90,7 +91,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-    *free = memory().free_bytes(device());
+    *free = memory().free_bytes(device_in_use());
     *total = kCardBytes;
     return status();
 }

@@ -81,7 +81,7 @@ std::shared_ptr<CUstream_st> CUstream_st::of(cudaStream_t handle) {
 
 cudaStream_t CUstream_st::create() {
     auto stream = std::make_shared<CUstream_st>();
-    stream->device = tandem::emulation::device();
+    stream->device = device_in_use();
     std::lock_guard lock(streams().mutex);
     streams().by_handle[stream.get()] = stream;
     return stream.get();
