@@ -57,7 +57,7 @@ def test_held_threads_stay_held_until_they_are_let_go() -> None:
         pool.hold(3)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 9])
+@pytest.mark.parametrize("num_threads", [1, 2, 9, 17])
 def test_every_item_is_done_once_whatever_threads_are_held(num_threads: int) -> None:
     pool = native.Pool(num_threads)
     rng = random.Random(num_threads)
@@ -96,6 +96,15 @@ def test_sleeping_threads_are_woken_for_every_loop() -> None:
     for pause_s in (0.0, 0.05, 0.001, 0.05):
         threading.Event().wait(pause_s)
         pool.parallel_for(3, 1, lambda _begin, _end: meeting.wait(DEADLINE_S))
+
+
+@pytest.mark.parametrize(("num_threads", "num_held"), [(9, 0), (16, 7), (17, 0), (40, 32)])
+def test_as_many_parts_as_threads_run_at_the_same_time(num_threads: int, num_held: int) -> None:
+    pool = native.Pool(num_threads)
+    pool.hold(num_held)
+    num_active = num_threads - num_held
+    meeting = threading.Barrier(num_active)
+    pool.parallel_for(num_active, 1, lambda _begin, _end: meeting.wait(DEADLINE_S))
 
 
 def test_an_error_in_a_loop_is_raised_when_all_items_are_done() -> None:

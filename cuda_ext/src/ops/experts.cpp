@@ -1,6 +1,8 @@
 #include "ops/experts.h"
 
 #include <algorithm>
+#include <atomic>
+#include <vector>
 
 #include "ops/tiles.h"
 
@@ -21,6 +23,19 @@ void quantise_tile(const ExpertsProblem& p, const float* values, int64_t pair, i
     if (r0 + kTile < p.down.columns) return;
     constexpr float kZeros[kTile] = {};
     while (++place < kPlaces) p.row_kernels->quantise_block(kZeros, 1.0f, &group, place);
+}
+
+// Tiles of an expert's block of 32 hidden values that are done: whoever does the last one quantises the block.
+struct BlockTiles {
+    alignas(64) std::atomic<int> done{0};
+};
+
+// One for each block of the experts in use. Of the thread that drives, which waits until nobody looks there any more.
+BlockTiles* no_tiles_done(int64_t num_blocks) {
+    thread_local std::vector<BlockTiles> blocks;
+    if (blocks.size() < static_cast<size_t>(num_blocks)) blocks = std::vector<BlockTiles>(num_blocks);
+    for (int64_t i = 0; i < num_blocks; i++) blocks[i].done.store(0, std::memory_order_relaxed);
+    return blocks.data();
 }
 
 void gate_and_up(const ExpertsProblem& p, const ExpertRows& expert, int64_t r0, int tile) {
@@ -77,16 +92,17 @@ int most_inputs(const Routed& routed) {
 void hidden_rows(Pool& pool, const ExpertsProblem& p) {
     const int64_t used = *p.routed.num_experts, width = p.gate.rows;
     const int tile = tile_rows(used * width, most_inputs(p.routed), pool.num_active());
-    const int64_t tiles = num_tiles(width, tile);
+    const int64_t tiles = num_tiles(width, tile), blocks = num_tiles(width, kTile);
+    BlockTiles* const of_blocks = tile < kTile && p.hidden_groups ? no_tiles_done(used * blocks) : nullptr;
     pool.parallel_for(used * tiles, [&](int64_t begin, int64_t end) {
-        for (int64_t item = begin; item < end; item++) gate_and_up(p, p.routed.experts[item / tiles], item % tiles * tile, tile);
-    });
-    if (tile == kTile || !p.hidden_groups) return;
-    pool.parallel_for(used, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++) {
-            const ExpertRows& expert = p.routed.experts[i];
+        for (int64_t item = begin; item < end; item++) {
+            const int64_t index = item / tiles, r0 = item % tiles * tile, block = r0 / kTile;
+            const ExpertRows& expert = p.routed.experts[index];
+            gate_and_up(p, expert, r0, tile);
+            if (!of_blocks || of_blocks[index * blocks + block].done.fetch_add(1, std::memory_order_acq_rel) + 1 < kTile / tile)
+                continue;
             for (int64_t place = expert.first; place < expert.first + expert.count; place++)
-                for (int64_t r0 = 0; r0 < width; r0 += kTile) quantise_tile(p, p.hidden + place * width + r0, place, r0);
+                quantise_tile(p, p.hidden + place * width + block * kTile, place, block * kTile);
         }
     });
 }

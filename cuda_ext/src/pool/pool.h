@@ -1,13 +1,15 @@
 // The threads of a host card: its multiprocessors.
 //
-// One thread drives: it runs code in order and shares out the loops in it. A loop is a phase, and its parts are claimed with
-// one word:
+// One thread drives: it runs code in order and shares out the loops in it. A loop is a phase. Its parts stand on counters, one for
+// about eight threads, since a word that 32 threads claim from at once takes as long as the parts; who finds none left on its own
+// counter goes on at the others.
 //
-//   ticket   number of parts << 32 | next part. A thread that sees a part left adds 1; the value that it gets back, not the
-//            one that it saw, says which part it has, or that there was none.
-//   phase    what the loop calls: written before the ticket, read only by who has claimed a part. A phase cannot end while
+//   ticket   of a counter: its last part << 32 | next part. A thread that sees a part left adds 1; the value that it gets back,
+//            not the one that it saw, says which part it has, or that there was none.
+//   phase    what the loop calls: written before the tickets, read only by who has claimed a part. A phase cannot end while
 //            a claimed part is not done, so a thread that comes late never takes one phase's part with another's call.
-//   done     parts done by others than the driver; a thread adds up its own and puts them here when it finds no further one.
+//   done     parts done by others than the driver, by the counter of who did them; a thread adds up its own and puts them there
+//            when it finds no further one.
 //
 // Nothing waits for all threads: one that the system does not let run holds up the part that it has claimed, no other.
 // Which thread computes which item is not fixed; results must not depend on it.
@@ -64,9 +66,21 @@ class Pool {
         int64_t grain;
     };
 
+    // Where the parts of a phase are claimed, each word by other threads. The lower half of `ticket` may run beyond the upper.
+    struct Counter {
+        alignas(64) std::atomic<uint64_t> ticket{0};
+        alignas(64) std::atomic<uint32_t> done{0};
+    };
+
     void run(const Phase& phase);
-    // Claims and does parts until there is none; returns how many.
-    uint32_t take_parts();
+    // Claims and does parts until there is none; returns how many. `index`: of the thread. Where its own counter had none it looks
+    // at the others only if `everywhere`: words that all threads watch are slow to claim from.
+    uint32_t take_parts(int index, bool everywhere);
+    uint32_t take_parts(Counter& counter);
+    size_t num_counters_used() const;  // by the threads that are active
+    size_t counter_of(int index) const;
+    bool has_parts() const;
+    uint32_t num_done() const;
     void work(int index);
     void sleep();
     void sleep_while_held(int index);
@@ -84,9 +98,8 @@ class Pool {
     std::atomic<uint32_t> hold_changes_{0};  // held threads sleep on it
     // Written in every phase, each by other threads.
     alignas(64) Phase phase_{};
-    alignas(64) std::atomic<uint64_t> ticket_{0};
-    alignas(64) std::atomic<uint32_t> done_{0};
-    alignas(64) std::vector<std::thread> threads_;
+    alignas(64) std::vector<Counter> counters_;
+    std::vector<std::thread> threads_;
 };
 
 template <class Fn>
