@@ -59,7 +59,7 @@ def router_sums(scores: Floats) -> NDArray[np.int64]:
 
 
 def same_bits(a: Floats, b: Floats) -> bool:
-    """Equality of every bit; NaN equals NaN, +0 does not equal -0."""
+    """Equality of every bit; a NaN equals the same NaN, +0 does not equal -0."""
     return a.shape == b.shape and bool((np.ascontiguousarray(a).view(np.uint32) == np.ascontiguousarray(b).view(np.uint32)).all())
 
 

@@ -5,7 +5,7 @@
 #include "quant/x86/decode_blocks_avx512.h"
 #include "quant/x86/decode_books_avx512.h"
 #include "quant/x86/lanes_avx512.h"
-#include "quant/x86/turned_eights.h"
+#include "quant/x86/turned_planes_avx512.h"
 
 namespace tandem::quant {
 namespace {

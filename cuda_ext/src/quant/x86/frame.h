@@ -140,7 +140,10 @@ TANDEM_INLINE void add_terms(const Row& row, int first, Terms terms_of_super) {
             terms_of_super(super_at<T>(row.weights, row.num_values, begin + s, rest), begin + s, terms[s]);
         }
         for (int n = 0; n < num_x; n++) {
-            for (int s = count; s < kTree; s++) terms[s][n] = _mm256_setzero_ps();
+            // Without a loop of unknown length, of which the compiler would make a block fill that costs more than a super-block.
+#pragma GCC unroll 8
+            for (int s = 1; s < kTree; s++)
+                if (s >= count) terms[s][n] = _mm256_setzero_ps();
             places[n] = _mm256_add_ps(places[n], tree_of_term_vectors<num_x>(&terms[0][n]));
         }
     }

@@ -35,15 +35,14 @@ TANDEM_INLINE void dot_singly(const Rows& rows, RowFunction dot_row) {
 
 template <class T>
 void dot_floats(const Rows& rows) {
-    dot_singly(rows, dot_float_row<T>);
+    dot_singly(rows, dot_float_row<Lanes, T>);
 }
 
 template <class T, int num_x>
 void dot_turned(const Rows& rows, int first) {
     TurnedGroup turned[num_x][kMaxTurned];
     for (int n = 0; n < num_x; n++)
-        for (int64_t s = 0; s < supers_of(rows.num_values); s++)
-            turn(rows.x[first + n].groups[s], Turned<T>::turning, turned[n][s]);
+        for (int64_t s = 0; s < supers_of(rows.num_values); s++) Turned<T>::turn(rows.x[first + n].groups[s], turned[n][s]);
     dot_singly(rows, [&](const Row& row) { dot_turned_row<T, num_x>(row, first, turned); });
 }
 

@@ -21,6 +21,13 @@ struct LanesAvx2 {
     TANDEM_INLINE static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     TANDEM_INLINE static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
 
+    TANDEM_INLINE static Float loose(const float* p) { return _mm256_loadu_ps(p); }
+    TANDEM_INLINE static Float values(const F32::Block* p) { return loose(reinterpret_cast<const float*>(p)); }
+    TANDEM_INLINE static Float values(const F16::Block* p) { return _mm256_cvtph_ps(load128(p)); }
+    TANDEM_INLINE static Float values(const BF16::Block* p) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
+    }
+
     TANDEM_INLINE static Int words_of(const uint32_t* p) { return _mm256_set1_epi32(static_cast<int>(*p)); }
 
     // weights: [words of a half][kTileRows]; values: a half's words of each input.

@@ -21,6 +21,13 @@ struct LanesAvx512 {
     TANDEM_INLINE static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     TANDEM_INLINE static void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
 
+    TANDEM_INLINE static Float loose(const float* p) { return _mm512_loadu_ps(p); }
+    TANDEM_INLINE static Float values(const F32::Block* p) { return loose(reinterpret_cast<const float*>(p)); }
+    TANDEM_INLINE static Float values(const F16::Block* p) { return _mm512_cvtph_ps(load256(p)); }
+    TANDEM_INLINE static Float values(const BF16::Block* p) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
+    }
+
     TANDEM_INLINE static Int words_of(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
 
     // weights: [4][kTileRows]; values: the four words of each input.

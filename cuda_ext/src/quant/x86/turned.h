@@ -10,17 +10,21 @@
 namespace tandem::quant {
 namespace {
 
-enum class Turning { none, fours, eights };
-
-struct TurnedGroup {
+struct alignas(64) TurnedGroup {
     __m256i q[kBlocks];
 };
 
-TANDEM_INLINE void turn(const ActGroup& x, Turning turning, TurnedGroup& out) {
+TANDEM_INLINE void leave_as_it_is(const ActGroup& x, TurnedGroup& out) {
     for (int j = 0; j < kBlocks; j++) out.q[j] = load256(x.q + kBlock * j);
-    if (turning == Turning::none) return;
+}
+
+TANDEM_INLINE void turn_to_fours(const ActGroup& x, TurnedGroup& out) {
+    leave_as_it_is(x, out);
     transpose8(out.q);
-    if (turning == Turning::fours) return;
+}
+
+TANDEM_INLINE void turn_to_eights(const ActGroup& x, TurnedGroup& out) {
+    turn_to_fours(x, out);
     for (int j = 0; j < kBlocks; j += 2) {
         const __m256i even = out.q[j], odd = out.q[j + 1];
         out.q[j] = _mm256_unpacklo_epi32(even, odd);
@@ -36,8 +40,8 @@ struct TurnedInput {
     TANDEM_INLINE __m256i sum16() const { return load256(group->sum16); }
 };
 
-// One for each type that is multiplied so: `turning`, and values(block bytes, x, out), the values of its eight blocks by each of
-// num_x input rows.
+// One for each type that is multiplied so: `turn`, one of the above, and values(block bytes, x, out), the values of its eight
+// blocks by each of num_x input rows.
 template <class T>
 struct Turned;
 
@@ -47,7 +51,7 @@ TANDEM_INLINE __m256i ones16() {
 constexpr int64_t kMaxTurned = 64;  // super-blocks, 16,384 values: longer rows are multiplied without
 
 template <class T>
-concept HasTurned = requires { Turned<T>::turning; };
+concept HasTurned = requires { Turned<T>::turn; };
 
 // A weight row for input rows `first` and, with num_x = 2, the next one; `turned`: their super-blocks.
 template <class T, int num_x>
@@ -87,7 +91,7 @@ struct TwoBitHalf {
 
 template <>
 struct Turned<Q2_K> {
-    static constexpr Turning turning = Turning::fours;
+    static constexpr auto turn = turn_to_fours;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const Q2_K::Block*>(p);
@@ -118,7 +122,7 @@ struct Turned<Q2_K> {
 
 template <>
 struct Turned<TQ2_0> {
-    static constexpr Turning turning = Turning::fours;
+    static constexpr auto turn = turn_to_fours;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const TQ2_0::Block*>(p);
@@ -138,7 +142,7 @@ struct Turned<TQ2_0> {
 
 template <>
 struct Turned<TQ1_0> {
-    static constexpr Turning turning = Turning::none;
+    static constexpr auto turn = leave_as_it_is;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const TQ1_0::Block*>(p);

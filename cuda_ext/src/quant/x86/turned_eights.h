@@ -104,7 +104,7 @@ TANDEM_INLINE void multiply(__m256 d, const __m256i* sums, __m256* out) {
 
 template <>
 struct Turned<IQ2_XXS> {
-    static constexpr Turning turning = Turning::eights;
+    static constexpr auto turn = turn_to_eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ2_XXS::Block*>(p);
@@ -120,7 +120,7 @@ struct Turned<IQ2_XXS> {
 
 template <>
 struct Turned<IQ2_XS> {
-    static constexpr Turning turning = Turning::eights;
+    static constexpr auto turn = turn_to_eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ2_XS::Block*>(p);
@@ -140,7 +140,7 @@ struct Turned<IQ2_XS> {
 
 template <>
 struct Turned<IQ2_S> {
-    static constexpr Turning turning = Turning::eights;
+    static constexpr auto turn = turn_to_eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ2_S::Block*>(p);
@@ -156,7 +156,7 @@ struct Turned<IQ2_S> {
 
 template <>
 struct Turned<IQ1_S> {
-    static constexpr Turning turning = Turning::eights;
+    static constexpr auto turn = turn_to_eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ1_S::Block*>(p);
@@ -183,7 +183,7 @@ struct Turned<IQ1_S> {
 
 template <>
 struct Turned<IQ1_M> {
-    static constexpr Turning turning = Turning::eights;
+    static constexpr auto turn = turn_to_eights;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ1_M::Block*>(p);

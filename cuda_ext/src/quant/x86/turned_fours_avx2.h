@@ -39,7 +39,7 @@ TANDEM_INLINE void dot_fours(const TurnedInput* x, PatternOf pattern, __m256i si
 
 template <>
 struct Turned<IQ3_XXS> {
-    static constexpr Turning turning = Turning::fours;
+    static constexpr auto turn = turn_to_fours;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ3_XXS::Block*>(p);
@@ -55,7 +55,7 @@ struct Turned<IQ3_XXS> {
 
 template <>
 struct Turned<IQ3_S> {
-    static constexpr Turning turning = Turning::fours;
+    static constexpr auto turn = turn_to_fours;
     template <int num_x>
     TANDEM_INLINE static void values(const uint8_t* p, const TurnedInput* x, __m256* out) {
         const auto& b = *reinterpret_cast<const IQ3_S::Block*>(p);
