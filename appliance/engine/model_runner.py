@@ -422,6 +422,7 @@ class ModelRunner:
             except WindowInterruptedError:
                 if not self._pair.take_loss():
                     raise
+                self._streamed.leave_out()
                 _log.warning("the other engine did not answer; going on alone", position=position, rows=len(tokens))
 
     def _ranks(self) -> Iterable[int]:
