@@ -27,7 +27,7 @@ struct RowCopy {
 // How many devices this process can use. Throws CudaError.
 int cuda_device_count();
 
-// Makes a device the calling thread's current one for as long as it lives.
+// Makes a device the calling thread's current one for as long as it lives; from then on if the thread's own has no context yet.
 class DeviceScope {
   public:
     explicit DeviceScope(int device);

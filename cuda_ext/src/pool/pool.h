@@ -1,8 +1,8 @@
 // The threads of a host card: its multiprocessors.
 //
 // One thread drives: it runs code in order and shares out the loops in it. A loop is a phase. Its parts stand on counters, one for
-// about eight threads, since a word that 32 threads claim from at once takes as long as the parts; who finds none left on its own
-// counter goes on at the others.
+// eight threads, since claiming from a word that all threads watch takes as long as some parts do; who has emptied its own counter
+// goes on at the others.
 //
 //   ticket   of a counter: its last part << 32 | next part. A thread that sees a part left adds 1; the value that it gets back,
 //            not the one that it saw, says which part it has, or that there was none.
