@@ -2,6 +2,7 @@
 
     python3 -m scripts.gpu_check [--out FILE.json] [--only build,kernels,engine,placement,memory,sanitizers] [--native FILE]
     python3 -m scripts.gpu_check --only pair_ids,pair_kills,freeze --native FILE [--card cuda:0,cuda:1]
+    python3 -m scripts.gpu_check --only link_cost --native FILE
 
 Prints one line per case while it runs and one table at the end. The exit code is 1 if anything failed or was not run for want of
 time; what this machine lacks a tool for is skipped, and the table says so. Needs CMake 3.26, ninja, nvcc, a C++20 compiler and the
@@ -32,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("build", "kernels", "engine", "placement", "memory", "sanitizers")
 PAIR_STAGES = ("pair_ids", "pair_kills", "freeze")
 """With both cards, and only by `--only`. They start servers, so they need the packages of those."""
+MORE_STAGES = ("link_cost",)
+"""With one card, and only by `--only`: 30 GB in /dev/shm, and nothing that could be wrong with a card."""
 QUICK_IS_SLOW = 2
 """Machines that are asked for less have fewer cores, and get more time."""
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
@@ -86,6 +89,7 @@ class Check:
             "placement": lambda: [self._case("placement", 150)],
             "memory": lambda: [self._case("memory", 90)],
             "sanitizers": self._sanitizers,
+            "link_cost": lambda: [self._case("link_cost", 150)],
             "pair_ids": lambda: self._parts("pair_ids", 240),
             "pair_kills": lambda: self._parts("pair_kills", 300),
             "freeze": lambda: self._parts("freeze", 120),
@@ -286,7 +290,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="the table as JSON")
     parser.add_argument(
-        "--only", default=",".join(STAGES), help="stages, comma-separated; pair_ids, pair_kills and freeze beside the usual ones"
+        "--only", default=",".join(STAGES), help="stages, comma-separated; link_cost, pair_ids, pair_kills and freeze beside the usual ones"
     )
     parser.add_argument("--native", type=Path, help="a native module that is built already")
     parser.add_argument("--build", type=Path, default=Path(tempfile.gettempdir()) / "tandem-gpu-check", help="folder of the build")
@@ -295,8 +299,8 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=570.0, help="for everything together")
     options = parser.parse_args()
     stages = options.only.split(",")
-    if unknown := set(stages) - {*STAGES, *PAIR_STAGES}:
-        parser.error(f"unknown stages: {', '.join(sorted(unknown))}; there are {', '.join(STAGES + PAIR_STAGES)}")
+    if unknown := set(stages) - {*STAGES, *MORE_STAGES, *PAIR_STAGES}:
+        parser.error(f"unknown stages: {', '.join(sorted(unknown))}; there are {', '.join(STAGES + MORE_STAGES + PAIR_STAGES)}")
     check = Check(options.native, options.build, options.card.split(","), options.limit_s, quick=options.quick)
     start = time.monotonic()
     check.run(stages)

@@ -16,7 +16,7 @@ from scripts.gpu_cases.findings import Findings, Part
 from scripts.gpu_cases.tree import tree_with
 from tests.card.native_module import load_native
 
-NAMES = ("placement", "small", "memory")
+NAMES = ("placement", "small", "memory", "link_cost")
 PAIR_NAMES = ("pair_ids", "pair_kills", "freeze")
 """With two cards and processes of their own."""
 
