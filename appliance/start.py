@@ -4,9 +4,17 @@ Starting takes a second or two in which nothing has been begun that needs finish
 container would not even notice the signal. So nothing is imported here before the handler is there.
 """
 
+import os
 import signal
 import sys
 from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _end_at_once(_number: int, _frame: FrameType | None) -> None:
+    """While modules are imported: an exception may come out of that as another one, or be swallowed."""
+    os._exit(0)
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
@@ -15,10 +23,12 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """The console script."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+    for number in SIGNALS:
+        signal.signal(number, _end_at_once)
     from appliance.cli import main as run
 
+    for number in SIGNALS:
+        signal.signal(number, _end)
     run()
 
 
