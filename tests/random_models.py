@@ -29,6 +29,7 @@ from appliance.engine.peer import PeerPlan
 from appliance.gguf_file import open_gguf
 from appliance.memory.arena import Arena, ArenaPlace
 from appliance.memory.layout import arena_layout
+from appliance.memory.link_file import link_path
 from appliance.memory.loader import Loader
 from appliance.memory.plan import Machine, PlanRequest, make_plan
 from appliance.memory.policy import Policy, Share
@@ -155,6 +156,25 @@ def open_runner(
         finally:
             runner.close()
             del runner
+
+
+@contextmanager
+def linked_runners(
+    model: RandomModel, shm_dir: Path, cards: tuple[str, str] = ("host:0", "host:0"), **options: object
+) -> Iterator[tuple[ModelRunner, ModelRunner]]:
+    """Two engines of one process, each offering its card to the other."""
+    path = link_path(shm_dir, "0" * 64, "pair")
+    links = [LinkOptions(path, role, stuck_after_s=20.0) for role in (0, 1)]
+    with (
+        open_runner(model, shm_dir, share=(0, 2), link=links[0], card=cards[0], **options) as lead,  # type: ignore[arg-type]
+        open_runner(model, shm_dir, share=(1, 2), link=links[1], card=cards[1], **options) as helper,  # type: ignore[arg-type]
+    ):
+        lead.serve_link(True)
+        helper.serve_link(True)
+        yield lead, helper
+        lead.serve_link(False)  # a card that waits for requests would hold up the end of the other engine in this process
+        helper.serve_link(False)
+    path.unlink()
 
 
 def fill(runner: ModelRunner) -> None:

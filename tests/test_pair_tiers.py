@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from appliance.models.config import read_config
 from tests.arena_rig import shm_folder
 from tests.engine_rig import ROOT
 from tests.op_rig import same_bits
-from tests.random_models import RandomModel, fill, greedy, open_runner, prefill, write_random_model
+from tests.random_models import RandomModel, fill, greedy, linked_runners, open_runner, prefill, write_random_model
 from tests.test_placement import CONTINUATION, NUM_EXPERTS, PROMPT, SHAPE, TYPES
 
 Logits = NDArray[np.float32]
@@ -127,19 +127,10 @@ def test_a_peer_whose_memory_is_gone_says_so_and_stays_detached(
 # The link
 
 
-@contextmanager
-def linked_pair(model: RandomModel, shm_dir: Path, *, slots: int = SLOTS, **more: object) -> Iterator[tuple[ModelRunner, ModelRunner]]:
-    """Two engines of one process, each offering its card to the other."""
-    path = link_path(shm_dir, "0" * 64, "test")
-    opened = [LinkOptions(path, role, stuck_after_s=20.0) for role in (0, 1)]
-    with (
-        open_runner(model, shm_dir, slots=slots, share=(0, 2), link=opened[0], **more) as lead,  # type: ignore[arg-type]
-        open_runner(model, shm_dir, slots=slots, share=(1, 2), link=opened[1], **more) as helper,  # type: ignore[arg-type]
-    ):
-        lead.serve_link(True)
-        helper.serve_link(True)
-        yield lead, helper
-    path.unlink()
+def linked_pair(
+    model: RandomModel, shm_dir: Path, *, slots: int = SLOTS, **more: object
+) -> AbstractContextManager[tuple[ModelRunner, ModelRunner]]:
+    return linked_runners(model, shm_dir, slots=slots, **more)
 
 
 def test_each_computes_the_others_rows_and_no_bit_changes(model: RandomModel, shm_dir: Path, plain: Logits) -> None:

@@ -105,18 +105,13 @@ def test_the_first_answer_is_hardly_slower_for_what_is_tried_in_it(bus_s: float)
     assert sum(seconds) < 1.15 * 160 * min(window(ratio) for ratio in RATIOS)
 
 
-def survey_of(share: StreamedShare, times: Callable[[int, float], float], num: int, situation: Hashable = "alone") -> None:
-    """So many windows behind the first pause; `times`: seconds by the window's number and its ratio."""
-    for number in range(num):
-        share.end_window(times(number, share.begin_window(situation)))
-
-
 @pytest.mark.parametrize("step", range(1, 25))
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1.25, 2.0])
 def test_windows_that_become_faster_or_slower_within_a_survey_do_not_make_another_share_win(step: int, factor: float) -> None:
     share, window = StreamedShare(), pool_beside_bus(1e-2, 4e-2)
     run(share, window, FIRST_PAUSE)
-    survey_of(share, lambda number, ratio: window(ratio) * (factor if number >= step else 1.0), 30)
+    run(share, window, step)
+    run(share, lambda ratio: factor * window(ratio), 30 - step)
     assert share.usual == FIRST_RATIO
 
 
@@ -124,7 +119,7 @@ def test_windows_that_become_faster_or_slower_within_a_survey_do_not_make_anothe
 def test_a_survey_that_another_state_interrupts_is_forgotten(begun: int) -> None:
     share, window = StreamedShare(), pool_beside_bus(1e-2, 4e-2)
     run(share, window, FIRST_PAUSE)
-    survey_of(share, lambda _, ratio: 3 * window(ratio), begun)
+    run(share, lambda ratio: 3 * window(ratio), begun)
     run(share, window, 5, situation="with another")
     run(share, window, FIRST_PAUSE + 3 * NUM_ROUNDS * ROUND_WINDOWS)
     assert share.begin_window("alone") == FIRST_RATIO

@@ -12,24 +12,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
-from appliance.engine.link_options import LinkOptions
 from appliance.engine.model_runner import ModelRunner
-from appliance.memory.link_file import link_path
 from scripts.gpu_cases.findings import Findings
 from scripts.host_bench.model import write_model
 from scripts.pair_bench.model import pair_model, pair_shape
 from tests.gguf_writing import ModelShape
-from tests.random_models import RandomModel, fill, open_runner, write_random_model
+from tests.random_models import RandomModel, fill, linked_runners, open_runner, write_random_model
 
 LAYERS = 12
 QUICK_SHAPE = ModelShape(layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64, experts=8, top_k=3, width=64, vocab=320, context=512)
 WINDOWS, QUICK_WINDOWS = 200, 3
 WARM_WINDOWS = 2
-NUM_THREADS = 4
-STUCK_AFTER_S = 20.0
+SIZES: dict[str, object] = {"kv_type": "f16", "max_logits": 1, "chunk": 64, "context": 512, "num_threads": 4}
 
 
 def run(card: str, *, quick: bool) -> Findings:
@@ -66,7 +63,7 @@ class _Check:
             fill(runner)
             self._note("peer tier, us more", self._layer_us(runner) - alone_us)
             self._expect_tier(runner, "peer")
-        with self._linked(half) as engines:
+        with linked_runners(self._model, self._shm_dir, (self._card, self._card), slots=half, **SIZES) as engines:
             self._note("link, the other idle, us more", self._layer_us(engines[0]) - alone_us)
             with ThreadPoolExecutor(len(engines)) as pool:
                 self._note("link, both busy, us more", max(pool.map(self._layer_us, engines)) - alone_us)
@@ -75,22 +72,8 @@ class _Check:
 
     @contextmanager
     def _runner(self, slots: int, **options: object) -> Iterator[ModelRunner]:
-        sizes = {"kv_type": "f16", "max_logits": 1, "chunk": 64, "context": 512, "num_threads": NUM_THREADS}
-        with open_runner(self._model, self._shm_dir, slots=slots, card=self._card, **sizes, **options) as runner:  # type: ignore[arg-type]
+        with open_runner(self._model, self._shm_dir, slots=slots, card=self._card, **SIZES, **options) as runner:  # type: ignore[arg-type]
             yield runner
-
-    @contextmanager
-    def _linked(self, slots: int) -> Iterator[list[ModelRunner]]:
-        path = link_path(self._shm_dir, "0" * 64, "cost")
-        with ExitStack() as stack:
-            links = [LinkOptions(path, role, stuck_after_s=STUCK_AFTER_S) for role in (0, 1)]
-            engines = [stack.enter_context(self._runner(slots, share=(link.role, 2), link=link)) for link in links]
-            for engine in engines:
-                engine.serve_link(True)
-            yield engines
-            for engine in engines:
-                engine.serve_link(False)  # a card that waits for requests would hold up the end of the other engine
-        path.unlink()
 
     def _layer_us(self, runner: ModelRunner) -> float:
         seconds = []

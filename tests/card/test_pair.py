@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from tests.arena_rig import shm_folder
 from tests.card.test_engine import DECODED, NUM_EXPERTS, PROMPT, SHAPE, TYPES, one_by_one
 from tests.engine_rig import ROOT
 from tests.op_rig import same_bits
-from tests.random_models import RandomModel, fill, open_arena, open_runner, prefill, write_random_model
+from tests.random_models import RandomModel, fill, linked_runners, open_arena, open_runner, prefill, write_random_model
 
 Logits = NDArray[np.float32]
 SLOTS = NUM_EXPERTS // 3
@@ -269,21 +269,8 @@ def test_a_card_may_be_its_own_second_card_in_tests(model: RandomModel, shm_dir:
 # The link
 
 
-@contextmanager
-def linked_pair(model: RandomModel, shm_dir: Path, **options: object) -> Iterator[tuple[ModelRunner, ModelRunner]]:
-    """Two engines of one process, each offering its card to the other."""
-    path = link_path(shm_dir, "0" * 64, "cards")
-    links = [LinkOptions(path, role, stuck_after_s=20.0) for role in (0, 1)]
-    with (
-        open_runner(model, shm_dir, slots=SLOTS, share=(0, 2), link=links[0], card="cuda:0", **GPU, **options) as lead,  # type: ignore[arg-type]
-        open_runner(model, shm_dir, slots=SLOTS, share=(1, 2), link=links[1], card="cuda:1", **GPU, **options) as helper,  # type: ignore[arg-type]
-    ):
-        lead.serve_link(True)
-        helper.serve_link(True)
-        yield lead, helper
-        lead.serve_link(False)  # a card that waits for requests would hold up the end of the other engine in this process
-        helper.serve_link(False)
-    path.unlink()
+def linked_pair(model: RandomModel, shm_dir: Path, **options: object) -> AbstractContextManager[tuple[ModelRunner, ModelRunner]]:
+    return linked_runners(model, shm_dir, ("cuda:0", "cuda:1"), slots=SLOTS, **GPU, **options)
 
 
 def missed(runner: ModelRunner) -> int:

@@ -50,7 +50,7 @@ Pool::Pool(int num_threads) : num_threads_(num_threads), pauses_(num_threads > u
     require(num_threads >= 1 && num_threads <= kMaxThreads, "a pool of " + std::to_string(num_threads) +
                                                                 " threads was asked for; 1 to " + std::to_string(kMaxThreads) +
                                                                 " are possible");
-    counters_ = std::vector<Counter>((num_threads + kThreadsPerCounter - 1) / kThreadsPerCounter);
+    counters_ = std::vector<Counter>(num_counters_used());
     threads_.reserve(num_threads - 1);
     for (int index = 1; index < num_threads; index++) threads_.emplace_back([this, index] { work(index); });
 }
@@ -97,8 +97,7 @@ uint32_t Pool::take_parts(int index, bool everywhere) {
     const size_t own = counter_of(index);
     uint32_t num_done = take_parts(counters_[own]);
     if (num_done == 0 && !everywhere) return 0;
-    for (size_t i = own + 1; i < counters_.size(); i++) num_done += take_parts(counters_[i]);
-    for (size_t i = 0; i < own; i++) num_done += take_parts(counters_[i]);
+    for (size_t i = 1; i < counters_.size(); i++) num_done += take_parts(counters_[(own + i) % counters_.size()]);
     return num_done;
 }
 

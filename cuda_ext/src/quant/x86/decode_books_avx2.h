@@ -83,7 +83,7 @@ struct Decoder<IQ3_XXS> {
         const SignWords signs(complete_signs(spread_sevens(tops)));
         for (int j = 0; j < kBlocks; j++)
             out.w[j] = apply_signs(eight_patterns(kBookIq3Xxs, b.qs + 8 * j), signs.of[j], weights.offset);
-        out.d = odd_scales(_mm256_mul_ps(broadcast_f16(b.d), _mm256_set1_ps(0.25f)), _mm256_srli_epi32(tops, 28));
+        out.d = iq3_xxs_scales(b, tops);
     }
 };
 
@@ -102,7 +102,7 @@ struct Decoder<IQ3_S> {
         }
         for (int j = 0; j < kBlocks; j++)
             out.w[j] = apply_signs(eight_patterns(kBookIq3S, numbers + 8 * j), load_u32(b.signs + 4 * j), weights.offset);
-        out.d = odd_scales(broadcast_f16(b.d), _mm256_cvtepu8_epi32(eight_nibbles(b.scales)));
+        out.d = iq3_s_scales(b);
     }
 };
 

@@ -30,7 +30,11 @@ constexpr int iq3_index(uint16_t packed, int i) {
 constexpr Plane<256> kPlanesIq2Xxs[] = {plane_of<2>(kGridIq2Xxs, 0, iq2_index), plane_of<2>(kGridIq2Xxs, 4, iq2_index)};
 constexpr Plane<512> kPlanesIq2Xs[] = {plane_of<2>(kGridIq2Xs, 0, iq2_index), plane_of<2>(kGridIq2Xs, 4, iq2_index)};
 constexpr Plane<256> kPlanesIq3Xxs[] = {plane_of<4>(kGridIq3Xxs, 0, iq3_index), plane_of<4>(kGridIq3Xxs, 2, iq3_index)};
-constexpr Plane<512> kPlanesIq3S[] = {plane_of<4>(kGridIq3S, 0, iq3_index), plane_of<4>(kGridIq3S, 2, iq3_index)};
+// The values themselves, 1, 3, ..., 15.
+constexpr int iq3_s_value(uint16_t packed, int i) {
+    return 2 * iq3_index(packed, i) + 1;
+}
+constexpr Plane<512> kPlanesIq3S[] = {plane_of<4>(kGridIq3S, 0, iq3_s_value), plane_of<4>(kGridIq3S, 2, iq3_s_value)};
 
 TANDEM_INLINE __m512i look_up(const Plane<256>& plane, __m512i numbers) {
     const auto part = [&](int i) { return _mm512_load_si512(plane.bytes + 64 * i); };
@@ -165,7 +169,7 @@ struct Decoder<IQ3_XXS> {
         spread_nibbles(look_up(kPlanesIq3Xxs[0], numbers), look_up(kPlanesIq3Xxs[1], numbers), values);
         for (__m512i& value : values) value = _mm512_shuffle_epi8(levels, value);
         store_signed(values, SignBytes(complete_signs(spread_sevens(tops))).bytes, weights.offset, out);
-        out.d = odd_scales(_mm256_mul_ps(broadcast_f16(b.d), _mm256_set1_ps(0.25f)), _mm256_srli_epi32(tops, 28));
+        out.d = iq3_xxs_scales(b, tops);
     }
 };
 
@@ -176,12 +180,11 @@ struct Decoder<IQ3_S> {
         const auto& b = *reinterpret_cast<const IQ3_S::Block*>(p);
         const __m512i numbers = _mm512_loadu_si512(b.qs);
         const uint64_t ninth = load_u64(b.qh);
-        const __m512i levels = table512(_mm_setr_epi8(17, 19, 21, 23, 25, 27, 29, 31, 0, 0, 0, 0, 0, 0, 0, 0));  // 1 + 16, ...
         __m512i values[4];
         spread_nibbles(look_up(kPlanesIq3S[0], numbers, ninth), look_up(kPlanesIq3S[1], numbers, ninth), values);
-        for (__m512i& value : values) value = _mm512_shuffle_epi8(levels, value);
+        for (__m512i& value : values) value = _mm512_add_epi8(value, _mm512_set1_epi8(weights.offset));
         store_signed(values, b.signs, weights.offset, out);
-        out.d = odd_scales(broadcast_f16(b.d), _mm256_cvtepu8_epi32(eight_nibbles(b.scales)));
+        out.d = iq3_s_scales(b);
     }
 };
 

@@ -65,6 +65,13 @@ TANDEM_INLINE __m256 odd_scales(__m256 d, __m256i s) {
 TANDEM_INLINE __m256 eighth(__m256 d) {
     return _mm256_mul_ps(d, _mm256_set1_ps(0.125f));
 }
+// `tops`: the words that hold the scales, in their uppermost bits.
+TANDEM_INLINE __m256 iq3_xxs_scales(const IQ3_XXS::Block& b, __m256i tops) {
+    return odd_scales(_mm256_mul_ps(broadcast_f16(b.d), _mm256_set1_ps(0.25f)), _mm256_srli_epi32(tops, 28));
+}
+TANDEM_INLINE __m256 iq3_s_scales(const IQ3_S::Block& b) {
+    return odd_scales(broadcast_f16(b.d), nibbles_in_lanes(b.scales));
+}
 
 template <>
 struct Decoder<IQ2_S> {

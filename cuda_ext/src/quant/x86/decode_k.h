@@ -51,7 +51,7 @@ TANDEM_INLINE void q3_k_scales(const Q3_K::Block& b, Super& out) {
 }
 
 TANDEM_INLINE void iq4_xs_scales(const IQ4_XS::Block& b, Super& out) {
-    const __m256i low = _mm256_cvtepu8_epi32(eight_nibbles(b.scales_l));
+    const __m256i low = nibbles_in_lanes(b.scales_l);
     const __m256i pairs = _mm256_srlv_epi32(_mm256_set1_epi32(load_u16(b.scales_h)), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
     const __m256i high = _mm256_slli_epi32(_mm256_and_si256(pairs, _mm256_set1_epi32(3)), 4);
     const __m256i scales = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));

@@ -48,8 +48,7 @@ struct Turned<IQ3_XXS> {
         dot_fours<num_x, 2>(
             x, [&b](int block, int k) { return kBookIq3Xxs.pattern[b.qs[8 * block + k]]; }, complete_signs(spread_sevens(tops)),
             sums);
-        multiply<num_x>(odd_scales(_mm256_mul_ps(broadcast_f16(b.d), _mm256_set1_ps(0.25f)), _mm256_srli_epi32(tops, 28)), sums,
-                        out);
+        multiply<num_x>(iq3_xxs_scales(b, tops), sums, out);
     }
 };
 
@@ -66,7 +65,7 @@ struct Turned<IQ3_S> {
         };
         __m256i sums[num_x];
         dot_fours<num_x, 8>(x, pattern, load256(b.signs), sums);
-        multiply<num_x>(odd_scales(broadcast_f16(b.d), _mm256_cvtepu8_epi32(eight_nibbles(b.scales))), sums, out);
+        multiply<num_x>(iq3_s_scales(b), sums, out);
     }
 };
 

@@ -81,24 +81,9 @@ struct Turned<IQ3_XXS> {
         for (__m512i& values : w) values = _mm512_shuffle_epi8(levels, values);
         __m256i sums[num_x];
         dot_planes<num_x>(x, w, complete_signs(spread_sevens(tops)), sums);
-        multiply<num_x>(odd_scales(_mm256_mul_ps(broadcast_f16(b.d), _mm256_set1_ps(0.25f)), _mm256_srli_epi32(tops, 28)), sums,
-                        out);
+        multiply<num_x>(iq3_xxs_scales(b, tops), sums, out);
     }
 };
-
-// d * (1 + 2 * nibble) of four bytes' nibbles.
-TANDEM_INLINE __m256 odd_nibble_scales(__m256 d, const uint8_t* p) {
-    const __m256i nibble = _mm256_setr_epi32(31, 3, 7, 11, 15, 19, 23, 27);  // turned to the right, it stands one bit up
-    const __m256i turned = _mm256_rorv_epi32(_mm256_set1_epi32(static_cast<int>(load_u32(p))), nibble);
-    const __m256i odd = _mm256_or_si256(_mm256_and_si256(turned, _mm256_set1_epi32(30)), _mm256_set1_epi32(1));
-    return _mm256_mul_ps(d, _mm256_cvtepi32_ps(odd));
-}
-
-// The values themselves, 1, 3, ..., 15.
-constexpr int iq3_s_level(uint16_t packed, int i) {
-    return 2 * iq3_index(packed, i) + 1;
-}
-constexpr Plane<512> kLevelsIq3S[] = {plane_of<4>(kGridIq3S, 0, iq3_s_level), plane_of<4>(kGridIq3S, 2, iq3_s_level)};
 
 template <>
 struct Turned<IQ3_S> {
@@ -109,10 +94,10 @@ struct Turned<IQ3_S> {
         const __m512i numbers = numbers_by_half(b.qs);
         const uint64_t ninth = bits_by_half(load_u64(b.qh));
         __m512i w[kPlanes];
-        split_planes(look_up(kLevelsIq3S[0], numbers, ninth), look_up(kLevelsIq3S[1], numbers, ninth), w);
+        split_planes(look_up(kPlanesIq3S[0], numbers, ninth), look_up(kPlanesIq3S[1], numbers, ninth), w);
         __m256i sums[num_x];
         dot_planes<num_x>(x, w, load256(b.signs), sums);
-        multiply<num_x>(odd_nibble_scales(broadcast_f16(b.d), b.scales), sums, out);
+        multiply<num_x>(iq3_s_scales(b), sums, out);
     }
 };
 

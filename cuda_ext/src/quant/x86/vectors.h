@@ -52,10 +52,10 @@ TANDEM_INLINE __m256 strided_f16(const uint8_t* p) {
 TANDEM_INLINE __m256i split_nibbles(__m128i v) {
     return _mm256_and_si256(_mm256_inserti128_si256(_mm256_castsi128_si256(v), _mm_srli_epi16(v, 4), 1), _mm256_set1_epi8(15));
 }
-// Four bytes as their eight nibbles.
-TANDEM_INLINE __m128i eight_nibbles(const uint8_t* p) {
-    const __m128i v = _mm_cvtsi32_si128(static_cast<int>(load_u32(p))), low = _mm_set1_epi8(15);
-    return _mm_unpacklo_epi8(_mm_and_si128(v, low), _mm_and_si128(_mm_srli_epi16(v, 4), low));
+// Four bytes as their eight nibbles, one per lane.
+TANDEM_INLINE __m256i nibbles_in_lanes(const uint8_t* p) {
+    const __m256i all = _mm256_set1_epi32(static_cast<int>(load_u32(p)));
+    return _mm256_and_si256(_mm256_srlv_epi32(all, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)), _mm256_set1_epi32(15));
 }
 // Eight bytes as their fields of two bits.
 TANDEM_INLINE __m256i fields_in_order(uint64_t bytes) {
