@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from appliance.complaints import shown
 from appliance.errors import SettingsError
 
 ENV_PREFIX = "TANDEM_"
@@ -105,7 +106,7 @@ def _read_yaml(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
     except RecursionError:
         raise SettingsError(f"{path} is nested too deeply; settings are a few levels deep") from None
     if content is not None and not isinstance(content, dict):
-        raise SettingsError(f"{path} must hold a mapping of settings, not a {type(content).__name__}")
+        raise SettingsError(f"{path} must hold a mapping of settings, not {shown(content)}")
     return root, content or {}
 
 
@@ -120,7 +121,7 @@ def _place(error: yaml.YAMLError) -> str:
 def _block_of(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     block = content[BLOCK]
     if block is not None and not isinstance(block, dict):
-        raise SettingsError(f"{path}: {BLOCK} must hold a mapping of settings, not a {type(block).__name__}", param=BLOCK)
+        raise SettingsError(f"{path}: {BLOCK} must hold a mapping of settings such as {{enabled: true}}, not {shown(block)}", param=BLOCK)
     return block or {}
 
 

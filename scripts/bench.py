@@ -26,9 +26,10 @@ from appliance.memory.gpus import free_gpu_bytes
 from scripts.card_bench.engine import CardBench, Figures, Sizes
 from scripts.card_bench.limits import Bandwidths
 from scripts.card_bench.llama import llama_figures
-from scripts.card_bench.page import PAGE, write_tables
+from scripts.card_bench.page import PAGE, read_run, write_tables
 from scripts.host_bench.model import BenchModel, qwen3_shape, write_model
 from scripts.host_bench.routing import Routing
+from scripts.result_file import read_result
 from tests.random_models import RandomModel, open_arena
 
 QUICK = Sizes(chunk=256, decode_after=16, decode=16, repeats=1)
@@ -115,7 +116,7 @@ def wanted_of(options: argparse.Namespace) -> Wanted:
 def main() -> int:
     options = parse()
     if options.table:
-        write_tables([json.loads(path.read_text()) for path in options.table])
+        write_tables([read_result(path, read_run, "scripts.bench") for path in options.table])
         return 0
     wanted = wanted_of(options)
     layers = 2 if options.quick else options.layers

@@ -37,6 +37,7 @@ from scripts.host_bench.others import CpuTime, wait_for_quiet
 from scripts.host_bench.page import FOLDER, PAGE, stored_runs, table, write_tables
 from scripts.host_bench.results import Figure, HostRun, TypeResult
 from scripts.host_bench.routing import Routing
+from scripts.result_file import read_result
 
 TYPES = "Q4_K,Q5_K,Q6_K,Q8_0,Q5_1,IQ4_XS,IQ4_NL,IQ3_S,IQ3_XXS,IQ2_XS,MXFP4"
 PROMPTS = "128,512,2048"
@@ -248,7 +249,7 @@ def main() -> None:
         for run in measure(models, plan, options.limit_s, options.keep):
             run.write(options.out or FOLDER / f"host-{best_isa()}.json")
     if options.table or options.out is None:
-        write_tables([HostRun.read(path) for path in stored_runs()], PAGE)
+        write_tables([read_result(path, HostRun.read, "scripts.bench_host") for path in stored_runs()], PAGE)
 
 
 if __name__ == "__main__":

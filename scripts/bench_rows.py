@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_ext import _native
+from scripts.result_file import read_result
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 PAGE = FOLDER / "host-rows.md"
@@ -225,7 +226,7 @@ def table(run: RowsRun) -> str:
 def write_tables() -> None:
     head, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
-    tables = [table(RowsRun.read(path)) for path in sorted(FOLDER.glob("rows-*.json"))]
+    tables = [table(read_result(path, RowsRun.read, "scripts.bench_rows")) for path in sorted(FOLDER.glob("rows-*.json"))]
     PAGE.write_text("\n\n".join([head + BEGIN, *tables, END + tail]))
 
 

@@ -190,6 +190,8 @@ class Check:
             _show(done, "=========")
         elif summary:
             row.note = "; ".join(summary + ([row.note] if row.is_bad else []))
+            if row.is_bad:
+                _show(done, "=========")
         return row
 
     # ---- children ----

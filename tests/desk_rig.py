@@ -1,4 +1,4 @@
-"""What the tests of the desk share: real desks over fake engines, waiting with a deadline, and a check for leaks."""
+"""What the tests of the desk share: real desks over fake engines, and a check for leaks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import gc
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -17,9 +16,9 @@ from appliance.desk.desk import Desk
 from appliance.desk.status import LaneStatus, Phase
 from appliance.desk.ticket import Ticket
 from appliance.protocol import Event, Finished, Generate, Sampling
+from tests.eventually import DEADLINE_S, eventually
 from tests.fakes_engine import fake_engine_argv
 
-DEADLINE_S = 60.0
 QUICK = Limits(cancel_s=1.0, restart_delays_s=(0.0, 0.1, 0.2, 0.4), stats_period_s=0.1, term_after_s=0.5, kill_after_s=1.0)
 LOADER = (
     sys.executable,
@@ -48,15 +47,6 @@ def desk_of(desk_config: DeskConfig, until: Phase = Phase.READY) -> Iterator[Des
         yield desk
     finally:
         desk.stop(0)
-
-
-def eventually(condition: Callable[[], bool], what: str, state: Callable[[], object] = lambda: "") -> None:
-    """Polls until the condition holds; fails with `state()` after the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {DEADLINE_S:g} s: {what}; {state()}")
-        time.sleep(0.005)
 
 
 def ask(name: str, prompt: list[int] | None = None, max_tokens: int = 4, **more: object) -> Generate:

@@ -18,7 +18,8 @@ from appliance.desk.lane_state import LaneState
 from appliance.desk.status import Phase
 from appliance.errors import ContextLengthError, NotReadyError, QueueFullError, RequestError
 from appliance.protocol import Finished, FinishReason, PromptProgress, Queued, Started, Tokens
-from tests.desk_rig import ask, config, desk_of, eventually, finish, lane, next_event, nothing_left_behind, wait_for
+from tests.desk_rig import ask, config, desk_of, finish, lane, next_event, nothing_left_behind, wait_for
+from tests.eventually import eventually
 from tests.fakes_engine import FakeModel, greedy_answer
 
 SLOW = ("--window-ms", "20")

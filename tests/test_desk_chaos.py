@@ -13,7 +13,8 @@ from appliance.desk.status import Phase
 from appliance.desk.ticket import Ticket
 from appliance.errors import CapacityError
 from appliance.protocol import Event, Finished, FinishReason
-from tests.desk_rig import DEADLINE_S, ask, config, desk_of, eventually, nothing_left_behind
+from tests.desk_rig import ask, config, desk_of, nothing_left_behind
+from tests.eventually import DEADLINE_S, eventually
 
 NUM_REQUESTS = 120
 NUM_KILLS = 5

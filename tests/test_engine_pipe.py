@@ -24,7 +24,8 @@ from appliance.desk.line_splitter import LineSplitter
 from appliance.desk.lines import ControlAnswer, ControlError, parse_line
 from appliance.errors import EngineError
 from appliance.protocol import MAX_LINE_BYTES, ControlErrorCode, Fatal, Finished, FinishReason, LoadProgress, Word, line
-from tests.desk_rig import DEADLINE_S, eventually, nothing_left_behind
+from tests.desk_rig import nothing_left_behind
+from tests.eventually import DEADLINE_S, eventually
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,7 @@ import pytest
 
 from appliance.memory.arena import Arena, ArenaState, read_header
 from tests.arena_rig import DEADLINE_S, assert_holds_model, ending_of, model_place, run_loader, shm_folder, start_loader, used_bytes
+from tests.eventually import eventually
 from tests.gguf_writing import ModelShape, write_model
 
 SLOW_BYTES_PER_S = 5 << 20
@@ -56,7 +57,7 @@ def test_five_kills_at_any_moment_take_no_more_memory_and_the_sixth_start_works(
     chance = random.Random(6)
     for _ in range(5):
         loader = start_loader(model, folder, bytes_per_s=SLOW_BYTES_PER_S)
-        until(place.path.exists)
+        eventually(place.path.exists, "a file")
         time.sleep(chance.uniform(0.0, 1.0))  # not to wait for anything: the kill is to land anywhere
         loader.kill()
         assert ending_of(loader).exit_code == -signal.SIGKILL
@@ -70,7 +71,7 @@ def test_five_kills_at_any_moment_take_no_more_memory_and_the_sixth_start_works(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_loader_at_once_and_the_next_one_fills_anew(model: Path, folder: Path, number: signal.Signals) -> None:
     loader = start_loader(model, folder, bytes_per_s=SLOW_BYTES_PER_S)
-    until(lambda: state_of(model, folder) is ArenaState.FILLING)
+    eventually(lambda: state_of(model, folder) is ArenaState.FILLING, "filling")
     loader.send_signal(number)
     assert ending_of(loader).exit_code == -number
     assert run_loader(model, folder).exit_code == 0
@@ -78,7 +79,7 @@ def test_a_signal_ends_the_loader_at_once_and_the_next_one_fills_anew(model: Pat
 
 def test_of_two_loaders_one_waits_and_finds_the_arena_sealed(model: Path, folder: Path) -> None:
     first = start_loader(model, folder, bytes_per_s=SLOW_BYTES_PER_S)
-    until(lambda: state_of(model, folder) is ArenaState.FILLING)
+    eventually(lambda: state_of(model, folder) is ArenaState.FILLING, "filling")
     second = ending_of(start_loader(model, folder))
     assert ending_of(first).exit_code == second.exit_code == 0
     assert f'"pid": {first.pid}' in second.log
@@ -100,7 +101,7 @@ def test_a_second_start_maps_the_arena_in_well_under_a_second(model: Path, folde
 
 def test_a_loader_whose_output_nobody_reads_ends_and_gives_the_memory_back(model: Path, folder: Path) -> None:
     loader = start_loader(model, folder, bytes_per_s=SLOW_BYTES_PER_S)
-    until(lambda: state_of(model, folder) is ArenaState.FILLING)
+    eventually(lambda: state_of(model, folder) is ArenaState.FILLING, "filling")
     assert loader.stdout is not None
     assert loader.stderr is not None
     loader.stdout.close()
@@ -144,7 +145,7 @@ def test_a_tmpfs_that_just_fits_is_enough(model: Path, tmp_path: Path) -> None:
 
 def test_a_loader_never_maps_the_arena(model: Path, folder: Path) -> None:
     loader = start_loader(model, folder, bytes_per_s=SLOW_BYTES_PER_S)
-    until(lambda: state_of(model, folder) is ArenaState.FILLING)
+    eventually(lambda: state_of(model, folder) is ArenaState.FILLING, "filling")
     mapped = [region.path for region in psutil.Process(loader.pid).memory_maps(grouped=True)]
     assert not [path for path in mapped if path.endswith(".arena")]
     loader.kill()
@@ -174,10 +175,3 @@ def state_of(model: Path, folder: Path) -> ArenaState | None:
     finally:
         os.close(descriptor)
     return header and header.state
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)

@@ -159,8 +159,11 @@ def test_usage_counts_each_prompt_once_and_every_answer(client: openai.OpenAI, s
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 20, 23)
 
 
-def test_more_answers_than_lanes_are_refused(client: openai.OpenAI) -> None:
-    assert refused(client, n=3).param == "n"
+@pytest.mark.parametrize("num", [3, 99])
+def test_more_answers_than_lanes_are_refused(client: openai.OpenAI, num: int) -> None:
+    error = refused(client, n=num)
+    assert error.param == "n"
+    assert f"n is {num}, but this server runs 2 at once; send n <= 2" in error.message
 
 
 def test_the_same_seed_gives_the_same_text(client: openai.OpenAI) -> None:

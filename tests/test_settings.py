@@ -206,6 +206,21 @@ def test_a_wrong_block_in_the_file_is_refused(tmp_path: Path, text: str) -> None
         load_settings(environment={}, config=file)
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("elastic: true\n", "{file}: elastic must hold a mapping of settings such as {{enabled: true}}, not 'true'"),
+        ("- port\n", "{file} must hold a mapping of settings, not a list"),
+    ],
+)
+def test_what_is_no_mapping_in_the_file_is_told_as_it_was_written(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environment={}, config=file)
+    assert caught.value.message == sentence.format(file=file)
+
+
 def test_cards_are_one_or_two_different_ones_of_a_kind() -> None:
     assert parse_cards("host:0, host:1") == ("host:0", "host:1")
     for wrong in ("host:0,host:0", "cuda:1,cuda:01", "host:0,host:1,host:2", "host", "host:x", ""):

@@ -215,6 +215,7 @@ UNREAD = "x" * 50_000
         (CHAT, {"messages": SAID, "tools": [1]}, "tools[0]"),
         (CHAT, {"messages": SAID, "tools": [{"type": "function", "function": {"description": "x"}}]}, "tools[0].function.name"),
         (CHAT, {"messages": SAID, "tools": [{"name": "f"}, {"type": "function", "function": {"name": ""}}]}, "tools[1].function.name"),
+        (CHAT, {"messages": SAID, "tools": [{"name": "f"}, {"type": "function", "function": {"name": "f"}}]}, "tools[1].function.name"),
         (CHAT, {"messages": [*SAID, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
         (CHAT, {"messages": [*SAID, {"role": "assistant", "tool_calls": [{**CALL, "id": None}]}]}, "messages[1].tool_calls[0].id"),
         (
@@ -279,6 +280,10 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_the_field_must_be(
             "messages[0].content[0].type must be 'text' or 'tool_result', not 'image'; this model reads text only",
         ),
         ({"tools": [3]}, "tools[0] must be an object, not 3"),
+        (
+            {"tools": [{"name": "f", "input_schema": {}}] * 2},
+            "tools[1].name: an earlier tool is called 'f' already; give each a name of its own",
+        ),
         ({"tool_choice": {"type": "tool"}, "tools": [{"name": "f", "input_schema": {}}]}, "tool_choice.name is missing; name one of them"),
         ({"thinking": {"type": "x"}}, "thinking.type must be 'enabled', 'adaptive', 'between_tools' or 'disabled', not 'x'"),
     ],

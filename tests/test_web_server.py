@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 
 from appliance.errors import SettingsError
 from appliance.web.server import listen
+from tests.eventually import eventually
 from tests.fakes_web import FakeServer, running_server, write_vocabulary
 
 SLOW = "--answer 97,98,99 --window-ms 25"
@@ -66,13 +66,6 @@ def descendants(server: FakeServer) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children(recursive=True)
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_while_loading_it_lives_refuses_and_tells_how_far_it_is(vocabulary: Path) -> None:
     with running_server(vocabulary, lanes=1, engine="--load-s 4") as server:
         server.wait_for(lambda status: status["load"] is not None and 0 < status["load"]["done_bytes"] < status["load"]["total_bytes"])
@@ -111,7 +104,7 @@ def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(vocabulary: Pa
         children = descendants(server)
         with streaming(server, max_tokens=60) as stream:
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: httpx2.get(f"{server.url}/readyz").json()["phase"] == "draining")
+            eventually(lambda: httpx2.get(f"{server.url}/readyz").json()["phase"] == "draining", "draining")
             refused = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x"})
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "not_ready"
@@ -173,8 +166,8 @@ def test_a_worker_that_is_killed_is_replaced_with_fresh_engines(vocabulary: Path
         (worker,) = psutil.Process(server.process.pid).children()
         engines = worker.children(recursive=True)
         worker.kill()
-        wait_until(lambda: not any(engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE for engine in engines))
-        wait_until(lambda: worker.pid not in [child.pid for child in psutil.Process(server.process.pid).children()])
+        eventually(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in engines), "engines end")
+        eventually(lambda: worker not in psutil.Process(server.process.pid).children(), "another worker")
         server.wait_until_ready()
         with streaming(server, max_tokens=3) as stream:
             assert stream.read_to_the_end()

@@ -6,7 +6,7 @@ and that has the wrong type is an error that names it, and so is one of `REFUSED
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
@@ -14,7 +14,18 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from appliance.complaints import shown
 from appliance.errors import RequestError
-from appliance.web.schemas import MAX_STOPS, AnswerBody, Count, ListOf, TopK, WholeNumber, check_demanded_tool, checked_stops, refuse
+from appliance.web.schemas import (
+    MAX_STOPS,
+    AnswerBody,
+    Count,
+    ListOf,
+    TopK,
+    WholeNumber,
+    check_demanded_tool,
+    check_tools_differ,
+    checked_stops,
+    refuse,
+)
 
 _NO_CONSTRAINTS = "constrained output is not available yet; ask for JSON in the prompt instead"
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -201,7 +212,9 @@ class CountTokensBody(Part):
 
     @model_validator(mode="after")
     def _together(self) -> CountTokensBody:
-        _check_choice(self.tool_choice, {tool.name for tool in self.tools})
+        names = [tool.name for tool in self.tools]
+        check_tools_differ(names, "name")
+        _check_choice(self.tool_choice, names)
         _check_calls(self.messages)
         return self
 
@@ -228,7 +241,7 @@ class MessagesBody(CountTokensBody):
         return AnswerBody.model_validate({"stop": self.stop_sequences, **same})
 
 
-def _check_choice(choice: ToolChoice, names: set[str]) -> None:
+def _check_choice(choice: ToolChoice, names: Collection[str]) -> None:
     if choice.type in ("tool", "any"):
         check_demanded_tool("tool_choice.name" if choice.type == "tool" else None, choice.name, names)
 

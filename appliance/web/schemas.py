@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -21,7 +21,6 @@ from appliance.text.reply import begun_call
 
 MAX_STOPS = 16
 MAX_PROMPTS = 16
-MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 10_000
 
@@ -134,6 +133,16 @@ def check_demanded_tool(path: str | None, name: str | None, names: Collection[st
         raise RequestError(f"{sentence}; name one of them", param=path)
 
 
+def check_tools_differ(names: Iterable[Any], field: str) -> None:
+    """RequestError for a name that an earlier tool has already. `field`: where a tool has its name."""
+    seen = set()
+    for number, name in enumerate(names):
+        if name in seen:
+            path = f"tools[{number}].{field}"
+            raise RequestError(f"{path}: an earlier tool is called {shown(name)} already; give each a name of its own", param=path)
+        seen.add(name)
+
+
 def _check_refused(name: str, value: Any, body: type[Body]) -> None:
     path = body.path + name
     if name in REFUSED:
@@ -170,7 +179,7 @@ class AnswerBody(Body):
     model: str | None = Field(None, description="Our model's name, `default`, or nothing.")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: WholeNumber = Field(1, ge=1, le=MAX_CHOICES, description="Answers to the same prompt; at most one per lane.")
+    n: WholeNumber = Field(1, ge=1, description="Answers to the same prompt; at most one per lane.")
     stop: str | list[str] = Field([], description=f"Up to {MAX_STOPS} strings that end the answer; they are not part of it.")
     max_tokens: Count | None = None
     seed: WholeNumber | None = Field(None, description="The same seed and request give the same answer.")
@@ -284,8 +293,10 @@ def _checked_messages(messages: list[ChatMessage]) -> list[ChatMessage]:
 
 
 def _checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for number, tool in enumerate(tools):
-        _check_given(f"tools[{number}].function.name", _function_of(tool).get("name"))
+    names = [_function_of(tool).get("name") for tool in tools]
+    for number, name in enumerate(names):
+        _check_given(f"tools[{number}].function.name", name)
+    check_tools_differ(names, "function.name")
     return tools
 
 

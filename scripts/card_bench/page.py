@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,13 @@ from scripts.card_bench.engine import Sizes
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "gpu.md"
 BEGIN, END = "<!-- tables: python -m scripts.bench --table -->", "<!-- end of tables -->"
 Result = Mapping[str, Any]
+
+
+def read_run(path: Path) -> Mapping[str, Any]:
+    """A run from its file. Raises whatever its tables stumble over if it is none."""
+    run: Mapping[str, Any] = json.loads(path.read_text())
+    tables([run])
+    return run
 
 
 def write_tables(runs: Sequence[Mapping[str, Any]], page: Path = PAGE) -> None:

@@ -16,7 +16,7 @@ from appliance.protocol import Finished, FinishReason, Generate, TokenLogprobs, 
 from appliance.settings import Settings
 from appliance.web.appliance import read_appliance
 from scripts.gpu_cases.owners import Owners, Watch
-from scripts.pair_bench.streams import with_slots
+from scripts.pair_bench.streams import wait_for_tokens, with_slots
 
 ENGINE = "appliance.engine.process"
 SWAPPING_ENGINE = "scripts.gpu_cases.swapping_engine"
@@ -61,8 +61,7 @@ class Underway:
         return self.answer
 
     def wait_for_tokens(self, num: int) -> None:
-        while len(self.answer.ids) < num and self.thread.is_alive():
-            time.sleep(LOOK_S)
+        wait_for_tokens(self.answer.ids, num, self.thread)
 
 
 class PairDesk:

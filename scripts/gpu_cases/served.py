@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import psutil
 
+from scripts.pair_bench.streams import wait_for_tokens
 from tests.real_server import RealServer
 
 Status = dict[str, Any]
@@ -41,9 +42,8 @@ class Stream:
         return self
 
     def wait_for_tokens(self, num: int) -> None:
-        deadline_s = time.monotonic() + LIMIT_S
-        while len(self.ids) < num and self.end is None and time.monotonic() < deadline_s:
-            time.sleep(0.001)
+        assert self.thread is not None
+        wait_for_tokens(self.ids, num, self.thread)
 
 
 class Served:

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -68,8 +68,7 @@ class Underway:
         return self.stream
 
     def wait_for_tokens(self, num: int) -> None:
-        while len(self.stream.token_s) < num and self.thread.is_alive():
-            time.sleep(LOOK_S / 4)
+        wait_for_tokens(self.stream.token_s, num, self.thread)
 
 
 class Bench:
@@ -138,6 +137,13 @@ class Bench:
         if event.reason is not FinishReason.LENGTH or len(stream.token_s) < request.max_tokens:
             stream.failure = f"request {request.id} ended as {event.reason.value} after {len(stream.token_s)} tokens: {event.error_text}"
         stream.prompt_ms = event.timings.prompt_ms
+
+
+def wait_for_tokens(tokens: Sized, num: int, thread: threading.Thread) -> None:
+    """Until so many are there, or the thread that gathers them ends."""
+    limit = Deadline(REQUEST_LIMIT_S)
+    while len(tokens) < num and thread.is_alive() and limit.left_s > 0:
+        time.sleep(0.001)
 
 
 @contextmanager

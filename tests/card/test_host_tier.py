@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -12,18 +11,12 @@ from numpy.typing import NDArray
 
 from cuda_ext import _native as native
 from tests.card.experts_rig import GROUP_BYTES, Layer, Shape, random_layer
+from tests.eventually import eventually
 from tests.op_rig import Floats, same_bits
 
 SHAPE = Shape(6, 3, 256, 64, "Q4_K", "IQ3_S", "Q8_0")
 ROWS = 4
 DEADLINE_S = 20.0
-
-
-def await_true(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.0005)
 
 
 class PretendCard:
@@ -115,7 +108,7 @@ def test_posts_of_a_window_are_answered_in_turn(num_threads: int, held: int, ser
     for sequence, layer, experts in posts:
         x = some_rows(ROWS)
         card.write_post(sequence, layer, x, experts)
-        await_true(lambda: card.done() == sequence)  # noqa: B023
+        eventually(lambda: card.done() == sequence, "an answer")  # noqa: B023
         assert same_bits(card.rows(sum(len(pairs) for _, pairs in experts)), card.expected(layer, x, experts))
     card.tier.end()
     window.result(DEADLINE_S)
@@ -141,7 +134,7 @@ def test_an_aborted_window_ends_and_its_post_is_forgotten(service: ThreadPoolExe
     window = serve(card, service)
     assert not card.tier.aborted
     card.write_post(2, 0, x, experts)
-    await_true(lambda: card.done() == 2)
+    eventually(lambda: card.done() == 2, "an answer")
     assert card.tier.num_posts == 1
     card.tier.end()
     window.result(DEADLINE_S)

@@ -70,6 +70,8 @@ def check(card: list[Floats], host: list[Floats]) -> None:
         (("IQ3_S", "IQ2_S", "IQ3_S"), (40, 8, 8), 768),
         (("Q8_0", "F16"), (50, 17), 640),
         (("F32",), (128,), 1024),
+        (("Q4_0", "IQ1_S"), (3, 2), 256),
+        (("IQ2_S", "BF16", "IQ2_XXS"), (9, 5, 7), 768),
         (("IQ1_M",), (70,), 2304),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else str(value),

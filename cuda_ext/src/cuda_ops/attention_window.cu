@@ -46,7 +46,7 @@ void set_part(const AttentionWindowProblem& p, int part_heads, AttentionWindowPl
     const int group = p.query_heads / p.kv.num_heads;
     plan.num_parts = (group + part_heads - 1) / part_heads;
     plan.part_heads = (group + plan.num_parts - 1) / plan.num_parts;
-    plan.num_queries = std::max(power_of_two(p.num_rows) * power_of_two(plan.part_heads), kMinQueries);
+    plan.num_queries = power_of_two(p.num_rows) * power_of_two(plan.part_heads);
     if (!has_own_kernels(p.kv)) plan.num_queries = plan.num_queries <= kFewQueries ? kFewQueries : kMaxQueries;
 }
 
@@ -65,8 +65,7 @@ AttentionWindowPlan plan_attention_window(const AttentionWindowProblem& p, const
     const int group = p.query_heads / p.kv.num_heads;
     const auto wanted_parts = static_cast<int>(std::clamp<int64_t>((cards + cells - 1) / cells, 1, group));
     AttentionWindowPlan plan{};
-    const int rows = power_of_two(p.num_rows), fewest = std::min(group, std::max(1, kMinQueries / rows));
-    set_part(p, std::clamp((group + wanted_parts - 1) / wanted_parts, fewest, kMaxQueries / rows), plan);
+    set_part(p, std::clamp((group + wanted_parts - 1) / wanted_parts, 1, kMaxQueries / power_of_two(p.num_rows)), plan);
     set_chunk(p, cells * plan.num_parts > 2 * cards ? kSpanTiles / 2 : kSpanTiles, plan);
     while (plan.shared_bytes > shape.shared_bytes && plan.chunk_tiles > 1) set_chunk(p, plan.chunk_tiles / 2, plan);
     while (plan.shared_bytes > shape.shared_bytes && plan.part_heads > 1) {

@@ -183,12 +183,25 @@ __device__ __forceinline__ void start_chunk(const WindowBlock<Value, kQueries, k
     device::copy_async_commit();
 }
 
+// Where a new key or value goes, value by value.
+template <class Value>
+struct NewRow {
+    Value* out;  // shared
+    __half* scales;
+    Value* cache;  // the same place in the cache, or null
+    __half* cache_scales;
+    int step;  // from a value to the next
+    int scale_step;
+};
+
 // What one warp makes of the window's rows: a query or, behind those, a key normed and rotated, or, behind those, a value; keys
 // and values are rounded as the cache holds them.
 template <class Value, int kQueries, int kDim>
 struct WindowRows {
     const WindowBlock<Value, kQueries, kDim>& block;
     const AttentionWindowProblem& p;
+    int first_tile;  // of the first chunk
+    bool in_place;   // the only row goes at once to its place in the first chunk, and by one block of the head into the cache
 
     __device__ bool is_query(int item) const { return item < kQueries; }
     __device__ bool is_key(int item) const { return !is_query(item) && item < kQueries + block.num_rows; }
@@ -214,10 +227,37 @@ struct WindowRows {
         }
         const int64_t at = int64_t{row * p.kv.num_heads + block.kv_head} * dim;
         if (is_key(item)) turn_head<kDim>(p.key + at, turn, p.eps, dim, block.lane, block.turned + row * dim);
-        Value* out = (is_key(item) ? block.new_keys : block.new_values) + row * row_values<Value>(dim);
+        const NewRow<Value> to = in_place ? place_of(is_key(item)) : row_to(is_key(item), row);
         narrow_row<Value>(
             dim, block.lane, [&](int i) { return is_key(item) ? block.turned[row * dim + i] : __ldcg(p.value + at + i); },
-            [&](int i, Value x) { out[i] = x; }, [&](int group, __half scale) { scales_behind(out, dim)[group] = scale; });
+            [&](int i, Value x) {
+                to.out[i * to.step] = x;
+                if (to.cache) to.cache[i * to.step] = x;
+            },
+            [&](int group, __half scale) {
+                to.scales[group * to.scale_step] = scale;
+                if (to.cache) to.cache_scales[group * to.scale_step] = scale;
+            });
+    }
+
+    // Among the window's rows.
+    __device__ NewRow<Value> row_to(bool key, int row) const {
+        Value* out = (key ? block.new_keys : block.new_values) + row * row_values<Value>(block.head_dim());
+        return {out, scales_behind(out, block.head_dim()), nullptr, nullptr, 1, 1};
+    }
+    // In the first chunk, and in the cache.
+    __device__ NewRow<Value> place_of(bool key) const {
+        const int dim = block.head_dim(), place = block.position - first_tile * kKvTile, within = place % kKvTile,
+                  at = place / kKvTile * block.tile_step(), first = key ? within : within * dim;
+        Value* shared = (key ? block.keys : block.values) + at;
+        Value* cache = reinterpret_cast<Value*>(key ? p.kv.keys : p.kv.values) + tile_at(block, p.kv, first_tile) + at;
+        const bool fills_cache = block.part == 0;
+        return {shared + first,
+                scales_behind(shared, kKvTile * dim) + within,
+                fills_cache ? cache + first : nullptr,
+                fills_cache ? scales_behind(cache, kKvTile * dim) + within : nullptr,
+                key ? kKvTile : 1,
+                kKvTile};
     }
 };
 

@@ -4,7 +4,6 @@
 
 namespace tandem::cuda {
 
-constexpr int kMinQueries = 2;
 constexpr int kMaxQueries = 16;
 constexpr int kFewQueries = 4;  // smallest instance of head lengths known only at run time
 
@@ -61,14 +60,17 @@ __device__ __forceinline__ MixPlace mix_place(const WindowBlock<Value, kQueries,
 }
 
 // `alone`: the chunk is all that the window sees. The sums and states of the block's queries stay in shared memory then.
+// `complete`: its old and new keys and values are there, but for a barrier.
 template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void attend_chunk(const WindowBlock<Value, kQueries, kDim>& block, const AttentionWindowProblem& p,
-                                             const WindowSpans& spans, const ChunkPlace& place, const ChunkPlace& next,
-                                             bool alone) {
+                                             const WindowSpans& spans, const ChunkPlace& place, const ChunkPlace& next, bool alone,
+                                             bool complete) {
     const bool first = place.tile == place.span * kSpanTiles, last = next.span != place.span;
     const bool has_new = (place.tile + block.chunk_tiles) * kKvTile > block.position;
     if (first && block.thread() < kQueries) block.states[block.thread()] = {-INFINITY, 0.0f};
-    if (has_new) {
+    if (complete) {
+        __syncthreads();
+    } else if (has_new) {
         finish_copies<0>();
         add_rows<Value>(block, p.kv, place.tile);
         __syncthreads();
@@ -80,9 +82,10 @@ __device__ __forceinline__ void attend_chunk(const WindowBlock<Value, kQueries, 
     start_chunk<true>(block, p.kv, next.tile);
     advance_chunk(block, place.tile);
     finish_copies<1>();
-    if (block.thread() < kQueries) advance_state(block, block.thread(), place.tile);
+    const int q = block.num_threads() - 1 - block.thread();  // of the last threads: the first ones have values to add
+    if (q < kQueries) advance_state(block, q, place.tile);
     mix_chunk(block, place.tile, place.span, mix_place(block, spans, place, alone));
-    if (last && !alone && block.thread() < kQueries) store_states(block, spans, block.thread(), place.span);
+    if (last && !alone && q < kQueries) store_states(block, spans, q, place.span);
     __syncthreads();
     start_chunk<false>(block, p.kv, next.tile);
 }
@@ -97,8 +100,10 @@ __global__ void attention_window_kernel(const WindowArguments arguments) {
     const bool has_new = has_new_rows(block);
     start_chunk<true>(block, p.kv, place.tile);
     start_chunk<false>(block, p.kv, place.tile);
-    const WindowRows<Value, kQueries, kDim> rows{block, p};
+    bool complete = block.num_rows == 1 && has_new && block.position < (place.tile + block.chunk_tiles) * kKvTile;
+    const WindowRows<Value, kQueries, kDim> rows{block, p, place.tile, complete};
     const Turn<kDim> first_turn = rows.fetch(block.warp);
+    if (complete) finish_copies<0>();
     device::wait_prerequisites();
     device::launch_dependents();
     if (p.sums && blockIdx.x + blockIdx.y == 0)
@@ -109,8 +114,9 @@ __global__ void attention_window_kernel(const WindowArguments arguments) {
 #pragma unroll 1
     while (place.span < num_spans) {
         const ChunkPlace next = next_chunk(block, place);
-        attend_chunk(block, p, spans, place, next, alone);
+        attend_chunk(block, p, spans, place, next, alone, complete);
         place = next;
+        complete = false;
     }
     if (alone) return finish_part(block, p);
     const auto num_blocks = static_cast<uint32_t>(min(num_spans, static_cast<int>(gridDim.y)));
@@ -121,12 +127,14 @@ __global__ void attention_window_kernel(const WindowArguments arguments) {
 
 using WindowKernel = void (*)(WindowArguments);
 
-// `num_queries`: a power of two from kMinQueries to kMaxQueries.
+// `num_queries`: a power of two up to kMaxQueries.
 template <class Value, int kDim>
 WindowKernel window_kernel(int num_queries) {
     switch (num_queries) {
-        case kMinQueries:
-            return attention_window_kernel < Value, kDim == 0 ? kFewQueries : kMinQueries, kDim > ;
+        case 1:
+            return attention_window_kernel < Value, kDim == 0 ? kFewQueries : 1, kDim > ;
+        case 2:
+            return attention_window_kernel < Value, kDim == 0 ? kFewQueries : 2, kDim > ;
         case kFewQueries:
             return attention_window_kernel<Value, kFewQueries, kDim>;
         case 8:

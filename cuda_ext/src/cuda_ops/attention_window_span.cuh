@@ -4,6 +4,7 @@
 // (dimension, query). Lanes take neighbouring positions, then neighbouring dimensions, two each.
 #pragma once
 #include <cmath>
+#include <type_traits>
 
 #include "cuda_ops/attention_window_block.cuh"
 
@@ -16,6 +17,29 @@ template <int num_queries>
 constexpr int kMixQueries = num_queries >= 8   ? 4
                             : num_queries >= 4 ? 2
                                                : 1;
+
+// Neighbouring dimensions of a thread that adds values together; a single query is spread over more threads.
+template <int num_queries>
+using MixDims = std::conditional_t<num_queries == 1, float, float2>;
+
+__device__ __forceinline__ float each_mul(float a, float b) {
+    return quant::mul(a, b);
+}
+__device__ __forceinline__ float2 each_mul(float2 a, float b) {
+    return {quant::mul(a.x, b), quant::mul(a.y, b)};
+}
+__device__ __forceinline__ float each_add(float a, float b) {
+    return quant::add(a, b);
+}
+__device__ __forceinline__ float2 each_add(float2 a, float b) {
+    return {quant::add(a.x, b), quant::add(a.y, b)};
+}
+__device__ __forceinline__ float each_fma(float a, float b, float c) {
+    return quant::fma(a, b, c);
+}
+__device__ __forceinline__ float2 each_fma(float a, float2 b, float2 c) {
+    return {quant::fma(a, b.x, c.x), quant::fma(a, b.y, c.y)};
+}
 
 __device__ __forceinline__ float warp_max(float x) {
     for (int width = kWarpLanes / 2; width > 0; width /= 2) x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, width));
@@ -132,18 +156,25 @@ __device__ __forceinline__ void advance_state(const Block& block, int q, int fir
     block.states[q] = state;
 }
 
-// sums[q] of one tile for kNum queries and the dimensions 2 pair and 2 pair + 1. Rows rise with q: the first query sees least.
-template <int kNum, class Value>
-__device__ __forceinline__ void mix_tile(const Value* tile, int pair, int head_dim, const float* weights, int stride,
-                                         const int (&seen)[kNum], float2 (&sums)[kNum]) {
-    using Pair = typename KvValues<Value>::Pair;
-    constexpr int kStep = 16;
-    const Value* values = tile + 2 * pair;
+// sums[q] of one tile for kNum queries and the dimensions from `first_dim` on. Rows rise with q: the first query sees least.
+template <int kNum, class Dims, class Value>
+__device__ __forceinline__ void mix_tile(const Value* tile, int first_dim, int head_dim, const float* weights, int stride,
+                                         const int (&seen)[kNum], Dims (&sums)[kNum]) {
+    constexpr bool kSingle = std::is_same_v<Dims, float>;
+    using Stored = std::conditional_t<kSingle, Value, typename KvValues<Value>::Pair>;
+    constexpr int kStep = kSingle ? 32 : 16;
+    const Value* values = tile + first_dim;
+    const auto widen = [](const Stored& stored, const auto& scales) {
+        if constexpr (kSingle)
+            return widen_one(stored, scales);
+        else
+            return KvValues<Value>::widen(stored, scales);
+    };
     const auto add_step = [&](int begin, const auto& sees) {
-        Pair pairs[kStep];
-        const ValueScales<Value, kStep> scales(tile, head_dim, 2 * pair / kKvGroup, begin);
+        Stored stored[kStep];
+        const ValueScales<Value, kStep> scales(tile, head_dim, first_dim / kKvGroup, begin);
 #pragma unroll
-        for (int i = 0; i < kStep; i++) pairs[i] = *reinterpret_cast<const Pair*>(values + (begin + i) * head_dim);
+        for (int i = 0; i < kStep; i++) stored[i] = *reinterpret_cast<const Stored*>(values + (begin + i) * head_dim);
 #pragma unroll
         for (int q = 0; q < kNum; q++) {
 #pragma unroll
@@ -152,9 +183,8 @@ __device__ __forceinline__ void mix_tile(const Value* tile, int pair, int head_d
                 const float weight[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float2 value = KvValues<Value>::widen(pairs[four + i], scales.of(four + i));
-                    if (sees(q, begin + four + i))
-                        sums[q] = {quant::fma(weight[i], value.x, sums[q].x), quant::fma(weight[i], value.y, sums[q].y)};
+                    const Dims value = widen(stored[four + i], scales.of(four + i));
+                    if (sees(q, begin + four + i)) sums[q] = each_fma(weight[i], value, sums[q]);
                 }
             }
         }
@@ -176,19 +206,20 @@ struct MixPlace {
     int64_t head;
 };
 
-// kNum queries from `first` on, dimensions 2 pair and 2 pair + 1.
-template <int kNum, class Block>
-__device__ __forceinline__ void mix_item(const Block& block, int first, int pair, int first_tile, int span, const MixPlace& place) {
+// kNum queries from `first` on, dimensions from `first_dim` on.
+template <int kNum, class Dims, class Block>
+__device__ __forceinline__ void mix_item(const Block& block, int first, int first_dim, int first_tile, int span,
+                                         const MixPlace& place) {
     const int dim = block.head_dim(), stride = block.chunk_tiles * kKvTile;
-    float2* stored[kNum];
-    float2 sums[kNum];
+    Dims* stored[kNum];
+    Dims sums[kNum];
 #pragma unroll
     for (int q = 0; q < kNum; q++) {
         const int row = block.row_of(first + q);
         const bool wanted = block.exists(first + q) && block.sees_span(row, span);
-        stored[q] = wanted ? reinterpret_cast<float2*>(place.sums + row * place.row + block.head_of(first + q) * place.head) + pair
-                           : nullptr;
-        sums[q] = stored[q] && !place.first ? *stored[q] : float2{0.0f, 0.0f};
+        float* row_sums = place.sums + row * place.row + block.head_of(first + q) * place.head;
+        stored[q] = wanted ? reinterpret_cast<Dims*>(row_sums + first_dim) : nullptr;
+        sums[q] = stored[q] && !place.first ? *stored[q] : Dims{};
     }
 #pragma unroll 1
     for (int t = 0; t < block.chunk_tiles; t++) {
@@ -197,26 +228,28 @@ __device__ __forceinline__ void mix_item(const Block& block, int first, int pair
         for (int q = 0; q < kNum; q++) {
             seen[q] = block.seen(min(block.row_of(first + q), block.num_rows - 1), first_tile + t);
             const float before = block.tiles[(first + q) * kSpanTiles + t].before;
-            sums[q] = {quant::mul(sums[q].x, before), quant::mul(sums[q].y, before)};
+            sums[q] = each_mul(sums[q], before);
         }
         if (seen[kNum - 1] == 0) break;
-        mix_tile<kNum>(block.values + t * block.tile_step(), pair, dim, block.scores + first * stride + t * kKvTile, stride, seen,
-                       sums);
+        mix_tile<kNum, Dims>(block.values + t * block.tile_step(), first_dim, dim, block.scores + first * stride + t * kKvTile,
+                             stride, seen, sums);
     }
 #pragma unroll
     for (int q = 0; q < kNum; q++)
-        if (stored[q]) *stored[q] = place.alone ? float2{quant::add(sums[q].x, 0.0f), quant::add(sums[q].y, 0.0f)} : sums[q];
+        if (stored[q]) *stored[q] = place.alone ? each_add(sums[q], 0.0f) : sums[q];
 }
 
 template <class Value, int kQueries, int kDim>
 __device__ __forceinline__ void mix_chunk(const WindowBlock<Value, kQueries, kDim>& block, int first_tile, int span,
                                           const MixPlace& place) {
-    constexpr int kNum = kMixQueries<kQueries>;
-    const int pairs = block.head_dim() / 2;
+    using Dims = MixDims<kQueries>;
+    constexpr int kNum = kMixQueries<kQueries>, kDims = sizeof(Dims) / sizeof(float);
+    const int num_items = block.head_dim() / kDims;
 #pragma unroll 1
-    for (int item = block.thread(); item < kQueries / kNum * pairs; item += block.num_threads()) {
-        const int first = item / pairs * kNum;
-        if (block.row_of(first) < block.num_rows) mix_item<kNum>(block, first, item % pairs, first_tile, span, place);
+    for (int item = block.thread(); item < kQueries / kNum * num_items; item += block.num_threads()) {
+        const int first = item / num_items * kNum;
+        if (block.row_of(first) < block.num_rows)
+            mix_item<kNum, Dims>(block, first, item % num_items * kDims, first_tile, span, place);
     }
 }
 

@@ -16,7 +16,8 @@ struct DownBlock {
           first_column(blockIdx.x * plan.block_columns),
           num_columns(min(plan.block_columns, p.down.rows - first_column)),
           sums(reinterpret_cast<float*>(shared + plan.sums)),
-          rows(reinterpret_cast<float*>(shared + plan.rows)) {}
+          rows(reinterpret_cast<float*>(shared + plan.rows)),
+          row_of(reinterpret_cast<int32_t*>(shared + plan.row_of)) {}
 
     unsigned char* shared;
     RoutedList& list;
@@ -24,6 +25,7 @@ struct DownBlock {
     int num_columns;
     float* sums;
     float* rows;
+    int32_t* row_of;
 };
 
 // Experts whose input rows are held in shared memory together: first_expert .. end_expert - 1 of the card's.
@@ -203,7 +205,9 @@ __device__ __forceinline__ void multiply_down(const DownProblem& p, const DownPl
         if (pass.end_expert >= block.list.num_of_side[kCardSide]) return;
         __syncthreads();
         pass = pass_from<T>(block.list, pass.end_expert, plan.held_pairs);
-        if (fetches) ring.fetch(items, lane);
+        if (!fetches) continue;
+        ring.restart(lane);
+        ring.fetch(items, lane);
     }
 }
 

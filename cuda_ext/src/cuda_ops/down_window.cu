@@ -45,12 +45,14 @@ __device__ void count_uses(const DownProblem& p, const RoutedList& list) {
 
 // The weights of the routed lists, as soon as gate_up_window, which still runs, has told 1 / rms. All its blocks are there before
 // the first of this kernel, so that it does tell.
-__device__ __forceinline__ void weigh_when_normed(RoutedList& list, const DownProblem& p, int thread, int num_threads) {
-    if (thread / 32 >= p.num_rows) return;
-    if (thread % 32 == 0)
-        while (device::load_acquire_device(&p.state->normed_layers) <= static_cast<uint32_t>(p.layer)) device::spin_pause();
-    __syncwarp();
-    weigh_rows(list, p.choice, p.state->inverse, p.num_rows, list.weights, thread, num_threads);
+__device__ __forceinline__ void weigh_when_normed(RoutedList& list, const DownProblem& p, int thread) {
+    const int row = thread / 32, lane = thread % 32;
+    if (row >= p.num_rows) return;
+    uint64_t normed = 0;
+    if (lane == 0)
+        while ((normed = device::load_word_device(p.state->normed + row)) >> 32 <= static_cast<uint64_t>(p.layer))
+            device::spin_pause();
+    weigh_row(list, p.choice, row, quant::bits_float(__shfl_sync(~0u, static_cast<uint32_t>(normed), 0)), lane);
 }
 
 // Where a side's rows begin among those of the block: the card's first, then those of the sources.
@@ -75,14 +77,21 @@ __device__ __forceinline__ void load_others(const DownProblem& p, const DownPlan
     }
 }
 
+// Before the combination, and a barrier between.
+__device__ __forceinline__ void place_rows(const DownBlock& block, int num_pairs) {
+    const RoutedList& list = block.list;
+    for (int pair = static_cast<int>(threadIdx.x); pair < num_pairs; pair += static_cast<int>(blockDim.x))
+        block.row_of[pair] = first_row_of(list, list.experts[list.expert_of[pair]].side) + list.side_place[pair];
+}
+
 __device__ __forceinline__ void combine(const DownProblem& p, const DownPlan& plan, const DownBlock& block) {
     const RoutedList& list = block.list;
     for (int i = threadIdx.x; i < p.num_rows * block.num_columns; i += static_cast<int>(blockDim.x)) {
         const int row = small_quotient(i, block.num_columns), column = i - row * block.num_columns;
         float sum = 0.0f;
+#pragma unroll 4
         for (int pair = row * p.choice.top_k; pair < (row + 1) * p.choice.top_k; pair++) {
-            const int at = first_row_of(list, list.experts[list.expert_of[pair]].side) + list.side_place[pair];
-            sum = quant::fma(list.weights[pair], block.rows[at * plan.block_columns + column], sum);
+            sum = quant::fma(list.weights[pair], block.rows[block.row_of[pair] * plan.block_columns + column], sum);
         }
         const int64_t at = static_cast<int64_t>(row) * p.down.rows + block.first_column + column;
         p.hidden[at] = quant::add(block.sums[row * plan.block_columns + column], sum);
@@ -123,8 +132,9 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     const DownItems<T> items(p, plan, block, pass, warp);
     if (fetches) ring.fetch(items, lane);
     load_hidden(p, plan, block);
+    place_rows(block, p.num_rows * p.choice.top_k);
     if (blockIdx.x == 0) count_uses(p, list);
-    weigh_when_normed(list, p, thread, num_threads);
+    weigh_when_normed(list, p, thread);
     device::wait_prerequisites();
     if (!p.leaves_room) device::launch_dependents();
 
@@ -165,6 +175,7 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
     plan.table = pieces.take(quant::table_bytes(p.down.type));
     plan.sums = pieces.take(p.num_rows * plan.block_columns * sizeof(float));
     plan.rows = pieces.take(num_pairs * plan.block_columns * sizeof(float));
+    plan.row_of = pieces.take(num_pairs * sizeof(int32_t));
     plan.held = pieces.take(0);
     // All rows at once, beside the kernel before, with rings of two stages if possible; else fewer rows at a time.
     const size_t beside = card.modest_shared_bytes(kSharedPercent);

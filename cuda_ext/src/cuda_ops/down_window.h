@@ -40,9 +40,10 @@ struct DownPlan {
     bool wants_values;      // input rows are floats, else quantised
     int32_t row_groups;     // of one such row
     uint32_t table;
-    uint32_t sums;  // float [rows, block_columns]: the hidden rows before the addition
-    uint32_t rows;  // float [pairs, block_columns]: the card's rows, then those of others
-    uint32_t held;  // input rows [held_pairs]
+    uint32_t sums;    // float [rows, block_columns]: the hidden rows before the addition
+    uint32_t rows;    // float [pairs, block_columns]: the card's rows, then those of others
+    uint32_t row_of;  // int32 [pairs]: which of them is a pair's
+    uint32_t held;    // input rows [held_pairs]
     uint32_t rings;
     uint32_t shared_bytes;
     RingPlan ring_plan;

@@ -27,9 +27,8 @@ StagedRows operator+(const StagedRows& a, const StagedRows& b) {
 RingPlan plan_rings(size_t available, const WantedRings& wanted, const StagedRows& staged) {
     const auto rings = [&](int warps, int rows) {
         const size_t stage = staged.stage_bytes(rows), per_warp = available / warps;
-        const int stages = static_cast<int>(std::min<size_t>(kMaxStages, per_warp / (stage + kBarrierBytes)));
-        return RingPlan{warps, stages, rows, static_cast<uint32_t>(stage),
-                        static_cast<uint32_t>(warps * stages * (stage + kBarrierBytes))};
+        const int stages = static_cast<int>(std::min<size_t>(kMaxStages, stages_fitting(per_warp, stage)));
+        return RingPlan{warps, stages, rows, static_cast<uint32_t>(stage), static_cast<uint32_t>(ring_bytes(warps, stages, stage))};
     };
     for (int rows = wanted.stage_rows; rows >= 1; rows--)
         if (const RingPlan plan = rings(wanted.num_warps, rows); plan.num_stages >= wanted.num_stages) return plan;

@@ -85,6 +85,7 @@ constexpr int window_warps(int num_rows) {
 
 constexpr uint32_t kBarrierBytes = 16;  // of a stage
 constexpr uint32_t kNoteBytes = 32;     // at its beginning: what it was fetched for
+constexpr uint32_t kStateBytes = 16;    // of a ring
 constexpr int kMaxStages = 4;           // of a warp
 
 // The rings through which the warps of a block fetch weight rows into shared memory, `num_stages` each.
@@ -93,12 +94,23 @@ struct RingPlan {
     int32_t num_stages;    // of a warp
     int32_t stage_rows;    // rows of each of the stage's matrices
     uint32_t stage_bytes;  // a multiple of 16, with its note
-    uint32_t nbytes;       // of all rings with their barriers
+    uint32_t nbytes;       // of all rings with their states and barriers
 };
 
-// Where the stages begin, behind the barriers of all rings.
+// Where the barriers of all rings begin, behind their states, and the stages behind those.
+TANDEM_HD constexpr uint32_t barriers_at(const RingPlan& plan) {
+    return static_cast<uint32_t>(plan.num_warps) * kStateBytes;
+}
 TANDEM_HD constexpr uint32_t stages_at(const RingPlan& plan) {
-    return static_cast<uint32_t>(plan.num_warps * plan.num_stages) * kBarrierBytes;
+    return barriers_at(plan) + static_cast<uint32_t>(plan.num_warps * plan.num_stages) * kBarrierBytes;
+}
+// Stages of one ring that fit.
+constexpr size_t stages_fitting(size_t available, size_t stage_bytes) {
+    return available < kStateBytes ? 0 : (available - kStateBytes) / (kBarrierBytes + stage_bytes);
+}
+// Of all rings; `stage_bytes` with the note.
+constexpr size_t ring_bytes(size_t num_warps, size_t num_stages, size_t stage_bytes) {
+    return num_warps * (kStateBytes + num_stages * (kBarrierBytes + stage_bytes));
 }
 
 struct WantedRings {

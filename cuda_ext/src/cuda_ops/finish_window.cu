@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(FinishProblem problem)
     if (!is_last || threadIdx.x != 0) return;
     *problem.counter = 0;
     problem.end->voided = problem.misses->voided;
-    problem.misses->voided = problem.misses->asked_layers = problem.misses->normed_layers = 0;
+    problem.misses->voided = problem.misses->asked_layers = 0;
+    for (uint64_t& row : problem.misses->normed) row = 0;
     __threadfence_system();
     device::store_release_system(&problem.words->ended, 1);
 }

@@ -30,6 +30,17 @@ struct ShareOfExperts {
     int num_rows;
 };
 
+// The first stage of a warp where each expert of the list lies in a slot of the card: all but the expert's address is known before
+// the list is.
+struct FirstStage {
+    device::AlignedSpan gate;  // `start` counts from the expert's address
+    device::AlignedSpan up;
+    int expert;  // of the list
+    int row;
+    int num_rows;
+    Fetched fetched;
+};
+
 // What one of `num_shares` warps has. Where there are enough, it has rows of one expert only, so that all its bytes are under way
 // at once.
 __device__ __forceinline__ ShareOfExperts share_of_experts(int num_experts, int width, int share, int num_shares) {
@@ -61,6 +72,38 @@ class GateUpItems {
                                        plan_.num_blocks * rings.num_warps);
         __syncwarp();
     }
+    // Before fetch_first(), after take_share() for all of the list.
+    __device__ __forceinline__ void plan_first(int lane) const {
+        if (lane != 0) return;
+        const ShareOfExperts& mine = share();
+        const int here = min(p_.gate.rows - mine.row, mine.num_rows), num_rows = min(here, plan_.ring_plan.stage_rows);
+        const RoutedExpert at_zero{};
+        first() = {span_of(at_zero, p_.gate, mine.row, num_rows),
+                   span_of(at_zero, p_.up, mine.row, num_rows),
+                   mine.expert,
+                   mine.row,
+                   num_rows,
+                   num_rows == 0               ? Fetched::none
+                   : num_rows == mine.num_rows ? Fetched::last
+                                               : Fetched::more};
+    }
+
+    // fetch() of the first item, in a few instructions; where every expert of the list lies in a slot.
+    __device__ __forceinline__ void fetch_first(const StageRing& ring, int lane) const {
+        const FirstStage& stage = first();
+        ring.count_first(stage.fetched, lane);
+        if (stage.num_rows == 0) return;
+        const RoutedExpert* expert = list_.experts + stage.expert;
+        const auto at = [expert](const device::AlignedSpan& span) {
+            return expert->blob + reinterpret_cast<uintptr_t>(span.start);
+        };
+        uint8_t* bytes = ring.first_stage();
+        if (lane == 0)
+            note_of<Note>(bytes) = {expert, stage.row, stage.num_rows, stage.gate.offset, stage.gate.nbytes + stage.up.offset};
+        ring.first_copy().start(bytes, at(stage.gate), stage.gate.nbytes, lane);
+        ring.first_copy().start(bytes + stage.gate.nbytes, at(stage.up), stage.up.nbytes, lane);
+    }
+
     // The same items.
     template <class Other>
     __device__ __forceinline__ explicit GateUpItems(const GateUpItems<Other>& items)
@@ -117,6 +160,7 @@ class GateUpItems {
     __device__ __forceinline__ ShareOfExperts& share() const {
         return reinterpret_cast<ShareOfExperts*>(shared_ + plan_.shares)[warp_];
     }
+    __device__ __forceinline__ FirstStage& first() const { return reinterpret_cast<FirstStage*>(shared_ + plan_.firsts)[warp_]; }
     __device__ __forceinline__ float* results() const {
         return reinterpret_cast<float*>(shared_ + plan_.results) + warp_ * kGateUpResults;
     }

@@ -47,8 +47,9 @@ __device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& p
 // Lets down_window weigh its rows while this kernel still runs. One block tells; the norm's barrier must come before.
 __device__ __forceinline__ void tell_inverse(const GateUpProblem& p, const GateUpPlan& plan, const unsigned char* shared) {
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
-    for (int row = 0; row < p.num_rows; row++) p.state->inverse[row] = reinterpret_cast<const float*>(shared + plan.inverse)[row];
-    device::store_release_device(&p.state->normed_layers, static_cast<uint32_t>(p.layer) + 1);
+    const auto* inverse = reinterpret_cast<const uint32_t*>(shared + plan.inverse);
+    for (int row = 0; row < p.num_rows; row++)
+        device::store_word_device(p.state->normed + row, static_cast<uint64_t>(p.layer + 1) << 32 | inverse[row]);
 }
 
 // What others are told of the window's input and of their experts, but for the number; one block calls it.
@@ -110,6 +111,7 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     if constexpr (quant::kOneRow<T>) {
         const GammaAhead gamma = fetch_gamma(p.gamma, p.gate.columns, thread);
         items.take_share(p.choice.top_k, lane);  // that of a row whose experts are all on the card
+        items.plan_first(lane);
         device::wait_prerequisites();
         device::launch_dependents();
         ScoreKeys keys{};
@@ -118,11 +120,15 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
             norm_of(p, plan, shared), gamma, thread, num_threads,
             [&](int lane) { route_one_row(list, p.choice, p.places, keys, lane); },
             [&] {
-                tell_inverse(p, plan, shared);
-                if (list.num_of_side[kCardSide] != p.choice.top_k) items.take_share(list.num_of_side[kCardSide], lane);
                 // Posts come before what is read over the same bus.
                 has_fetched = !list.asks_others() && !plan.wants_values();
+                if (has_fetched && list.all_own) {
+                    if (fetches) items.fetch_first(ring, lane);
+                } else if (list.num_of_side[kCardSide] != p.choice.top_k) {
+                    items.take_share(list.num_of_side[kCardSide], lane);
+                }
                 if (has_fetched && fetches) ring.fetch(items, lane);
+                tell_inverse(p, plan, shared);
             });
     } else {
         device::wait_prerequisites();
@@ -151,7 +157,7 @@ bool has_own_kernel(const GateUpProblem& p) {
 // One stage for each warp, since a stage more costs as many instructions as its rows; no warps where it does not fit.
 RingPlan plan_single_stage(size_t available, int num_warps, int rows, const StagedRows& staged) {
     if (rows > kMaxGateUpStageRows) return {};
-    const size_t stage = staged.stage_bytes(rows), all = num_warps * (stage + kBarrierBytes);
+    const size_t stage = staged.stage_bytes(rows), all = ring_bytes(num_warps, 1, stage);
     if (all > available) return {};
     return {num_warps, 1, rows, static_cast<uint32_t>(stage), static_cast<uint32_t>(all)};
 }
@@ -177,6 +183,7 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     plan.up_table = p.up.type == p.gate.type ? plan.gate_table : pieces.take(quant::table_bytes(p.up.type));
     const int num_warps = num_threads / 32;
     plan.shares = pieces.take(num_warps * sizeof(ShareOfExperts));
+    plan.firsts = pieces.take(has_own_kernel(p) ? num_warps * sizeof(FirstStage) : 0);
     plan.results = pieces.take(num_warps * kGateUpResults * sizeof(float));
     plan.rings = pieces.take(0);
     const StagedRows staged = staged_rows(p.gate) + staged_rows(p.up);
@@ -187,7 +194,7 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, p.num_rows));
     const size_t scratch_bytes = plan.wants_values() ? 0 : plan.norm_rows * value_bytes;
     for (const size_t limit : {card.modest_shared_bytes(kSharedPercent), card.block_shared_bytes}) {
-        if (limit < plan.rings + num_warps * kMaxStages * kBarrierBytes + scratch_bytes) continue;
+        if (limit < plan.rings + ring_bytes(num_warps, kMaxStages, 0) + scratch_bytes) continue;
         for (int rows = share_rows; rows > share_rows / 2 && plan.ring_plan.num_warps == 0; rows--)
             plan.ring_plan = plan_single_stage(limit - plan.rings, num_warps, rows, staged);
         if (plan.ring_plan.num_warps > 0) break;

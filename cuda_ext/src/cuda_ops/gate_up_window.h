@@ -38,6 +38,7 @@ struct GateUpPlan {
     uint32_t up_table;
     uint32_t scratch;  // of the norm: float [norm_rows, columns], where the stages will be; `values` where there are some
     uint32_t shares;   // ShareOfExperts [warps]
+    uint32_t firsts;   // FirstStage [warps], for one row and one type
     uint32_t results;  // float [warps, kMaxWindowRows, 2 * stage_rows]
     uint32_t rings;
     uint32_t shared_bytes;

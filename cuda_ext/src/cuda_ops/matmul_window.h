@@ -22,12 +22,19 @@ struct Product {
     const float* residual;  // the same, may be `out`; or null
 };
 
-// A router over the rows that a product makes: adds to its sums (ops/router_sum.h), which are zero.
+// A router over the rows that a product makes: adds to its sums (ops/router_sum.h), which are zero. The product's residual is
+// complete before the kernel before this one starts.
 struct RouterTail {
     const float* gamma;    // [width], of the norm before the router
     const float* weights;  // [width, experts]; null: there is no router
     int64_t* sums;         // [experts]
     int32_t num_experts;
+};
+
+// Of a row of the product, in shared memory.
+struct RouterOutput {
+    float value;  // of the residual; then of the output, times gamma
+    float gamma;
 };
 
 // Matrices of any types over the same input rows.
@@ -64,7 +71,7 @@ struct ProductsPlan {
     uint32_t inverse;
     uint32_t tables[kMaxProducts];
     uint32_t results;  // float [warps, launch_rows, stage_rows]
-    uint32_t outputs;  // with a router: float [rows of a block], what the block made, times gamma
+    uint32_t outputs;  // with a router: RouterOutput [rows of a block]
     uint32_t router;   // and its weights of these rows, [rows of a block, experts]
     uint32_t rings;
     uint32_t shared_bytes;

@@ -68,8 +68,8 @@ struct MissState {
     uint32_t arrived[kNumSources];  // the last request whose answer block 0 has seen
     uint32_t voided;                // not 0: a wait was aborted and the window's result is void; cleared before the next window
     uint32_t asked_layers;          // 1 + the last layer of the window whose posts are out; 0 between windows
-    uint32_t normed_layers;         // 1 + the last layer of the window whose `inverse` is there; 0 between windows
-    float inverse[kMaxWindowRows];  // 1 / rms of its rows before the experts
+    // Of each row before the experts: the bits of 1 / rms, and above them 1 + the layer that it is of; 0 between windows.
+    uint64_t normed[kMaxWindowRows];
 };
 
 }  // namespace tandem::cuda

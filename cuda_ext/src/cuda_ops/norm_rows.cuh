@@ -103,7 +103,6 @@ __device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead
     }
     device::fence_stores();
     __syncthreads();
-    behind();
     const float inverse = p.inverse[0];
     if (p.groups)
 #pragma unroll 1
@@ -111,6 +110,7 @@ __device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead
             float& d = p.groups[i / quant::kBlocks].d[i % quant::kBlocks];
             if (d != 0.0f) d = quant::mul(d, inverse);
         }
+    behind();
     if (p.values)
 #pragma unroll 2
         for (int i = thread; i < p.width; i += num_threads)

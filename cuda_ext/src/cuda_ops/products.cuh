@@ -24,7 +24,12 @@ __device__ __forceinline__ EvenShare router_rows(const Products& products, const
     return {groups.begin * kRouterGroup, min(groups.end * kRouterGroup, products.product[0].weights.rows)};
 }
 
-// Brings the router's weights of the block's rows on their way; copy_async_wait() and a barrier must come before add_router_sums().
+__device__ __forceinline__ RouterOutput* router_outputs(const ProductsPlan& plan) {
+    return reinterpret_cast<RouterOutput*>(device::dynamic_shared() + plan.outputs);
+}
+
+// Brings what the router wants for the block's rows on its way, before wait_prerequisites(). A barrier must come before the
+// products, copy_async_wait() and another before add_router_sums().
 __device__ __forceinline__ void fetch_router(const Products& products, const ProductsPlan& plan, int thread, int num_threads) {
     const EvenShare rows = router_rows(products, plan);
     const int num_experts = products.router.num_experts, num_units = (rows.end - rows.begin) * num_experts / 4;
@@ -32,13 +37,16 @@ __device__ __forceinline__ void fetch_router(const Products& products, const Pro
     auto* to = reinterpret_cast<uint4*>(device::dynamic_shared() + plan.router);
     for (int i = thread; i < num_units; i += num_threads) device::copy_async16(to + i, from + i);
     device::copy_async_commit();
+    for (int i = thread; i < rows.end - rows.begin; i += num_threads)
+        router_outputs(plan)[i] = {__ldcg(products.product[0].residual + rows.begin + i),
+                                   __ldg(products.router.gamma + rows.begin + i)};
 }
 
 // What the block's rows add to the router's sums.
 __device__ __forceinline__ void add_router_sums(const Products& products, const ProductsPlan& plan, int thread, int num_threads) {
     const EvenShare rows = router_rows(products, plan);
     const int num_rows = rows.end - rows.begin, num_experts = products.router.num_experts;
-    const auto* outputs = reinterpret_cast<const float*>(device::dynamic_shared() + plan.outputs);
+    const RouterOutput* outputs = router_outputs(plan);
     const auto* weights = reinterpret_cast<const float*>(device::dynamic_shared() + plan.router);
     if (num_rows == 0) return;
 #pragma unroll 1
@@ -49,7 +57,7 @@ __device__ __forceinline__ void add_router_sums(const Products& products, const 
             float dot = 0.0f;
 #pragma unroll 8
             for (int i = group; i < min(group + kRouterGroup, num_rows); i++)
-                dot = quant::fma(weights[i * num_experts + expert], outputs[i], dot);
+                dot = quant::fma(weights[i * num_experts + expert], outputs[i].value, dot);
             sum += router_whole(dot);
         }
         add_router_sum(products.router.sums + expert, sum);
@@ -89,10 +97,9 @@ class ProductItems {
         // Residuals are on their way while the rows are computed.
         const int num_inputs = quant::kOneRow<T> ? 1 : num_inputs_,
                   input = quant::kOneRow<T> ? 0 : small_quotient(lane, rows.num_rows);
-        const bool adds = product.residual && lane < num_inputs * rows.num_rows;
+        const bool adds = product.residual && lane < num_inputs * rows.num_rows, routes = products_.router.weights;
         const int at = input * product.weights.rows + rows.row + lane - input * rows.num_rows;
-        const float residual = adds ? __ldcg(product.residual + at) : 0.0f;
-        const float gamma = adds && products_.router.weights ? __ldg(products_.router.gamma + at) : 0.0f;
+        const float residual = adds && !routes ? __ldcg(product.residual + at) : 0.0f;
         if (product.residual) {
             dots.out = reinterpret_cast<float*>(shared + plan_.results) + warp_ * plan_.launch_rows * plan_.ring_plan.stage_rows;
             dots.out_stride = rows.num_rows;
@@ -101,11 +108,13 @@ class ProductItems {
         quant::dot_window_rows<T>(product.weights.type, dots, lane);
         if (!product.residual) return;
         __syncwarp();
-        if (adds) {
-            const float sum = quant::add(residual, results[lane]);
+        if (adds && routes) {
+            RouterOutput& output = router_outputs(plan_)[at - router_rows(products_, plan_).begin];
+            const float sum = quant::add(output.value, results[lane]);
             product.out[at] = sum;
-            if (products_.router.weights)
-                reinterpret_cast<float*>(shared + plan_.outputs)[at - router_rows(products_, plan_).begin] = quant::mul(sum, gamma);
+            output.value = quant::mul(sum, output.gamma);
+        } else if (adds) {
+            product.out[at] = quant::add(residual, results[lane]);
         }
         __syncwarp();
     }
@@ -200,9 +209,12 @@ auto kernel_for(const Products& products, int num_rows) {
 
 // The code books of the products' types.
 __device__ __forceinline__ void load_tables(const Products& products, const ProductsPlan& plan, int thread, int num_threads) {
-    for (int i = 0; i < products.num_products; i++)
-        if (quant::table_bytes(products.product[i].weights.type) > 0 && (i == 0 || plan.tables[i] != plan.tables[i - 1]))
-            quant::load_table(products.product[i].weights.type, device::dynamic_shared() + plan.tables[i], thread, num_threads);
+    for (int i = 0; i < products.num_products; i++) {
+        const quant::Type type = products.product[i].weights.type;
+        const bool is_loaded = i > 0 && products.product[i - 1].weights.type == type;
+        if (quant::table_bytes(type) > 0 && !is_loaded)
+            quant::load_table(type, device::dynamic_shared() + plan.tables[i], thread, num_threads);
+    }
 }
 
 }  // namespace tandem::cuda

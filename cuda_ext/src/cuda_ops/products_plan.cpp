@@ -75,12 +75,12 @@ RingPlan plan_product_rings(size_t available, int num_warps, int64_t num_weight_
                             int64_t max_single_rows) {
     const auto rings = [&](int warps, int64_t rows) {
         const int64_t share = divide_up(num_weight_rows, int64_t{num_blocks} * warps), items = divide_up(share, rows);
-        const size_t stage = kNoteBytes + (rows * row_bytes + 15) / 16 * 16 + kMarginBytes, whole = stage + kBarrierBytes;
-        const auto fitting = static_cast<int64_t>(available / warps / whole);
+        const size_t stage = kNoteBytes + (rows * row_bytes + 15) / 16 * 16 + kMarginBytes;
+        const auto fitting = static_cast<int64_t>(stages_fitting(available / warps, stage));
         if (fitting < std::min<int64_t>(items, warps == num_warps ? 2 : 1)) return RingPlan{};
         const auto stages = static_cast<int32_t>(std::min({fitting, items, int64_t{kMaxStages}}));
         return RingPlan{warps, stages, static_cast<int32_t>(rows), static_cast<uint32_t>(stage),
-                        static_cast<uint32_t>(warps * stages * whole)};
+                        static_cast<uint32_t>(ring_bytes(warps, stages, stage))};
     };
     const int64_t wanted = divide_up(num_weight_rows, int64_t{num_blocks} * num_warps);
     if (wanted <= max_single_rows)  // all that a warp has in one stage
@@ -117,7 +117,7 @@ ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_r
         const int64_t groups = router_groups(shape.num_weight_rows), rows = divide_up(groups, num_blocks) * kRouterGroup;
         plan.block_groups = static_cast<int32_t>(groups / num_blocks);
         plan.block_rest = static_cast<int32_t>(groups % num_blocks);
-        plan.outputs = pieces.take(rows * sizeof(float));
+        plan.outputs = pieces.take(rows * sizeof(RouterOutput));
         plan.router = pieces.take(rows * router.num_experts * sizeof(float));
     }
     plan.rings = pieces.take(0);

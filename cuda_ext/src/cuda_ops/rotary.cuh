@@ -60,6 +60,17 @@ struct KvValues<int8_t> {
     }
 };
 
+// One value, as the first of a pair.
+__device__ __forceinline__ float widen_one(__half x, const NoScales& s) {
+    return KvValues<__half>::widen(__half2(x, x), s).x;
+}
+__device__ __forceinline__ float widen_one(float x, const NoScales&) {
+    return x;
+}
+__device__ __forceinline__ float widen_one(int8_t x, const KvValues<int8_t>::Scales& s) {
+    return KvValues<int8_t>::widen(static_cast<uint8_t>(x), s).x;
+}
+
 template <class Value>
 constexpr bool kHasScales = kv_scale_bytes(KvValues<Value>::kType) > 0;
 

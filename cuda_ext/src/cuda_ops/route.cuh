@@ -57,6 +57,7 @@ struct RoutedList {
     uint32_t misses[kMaxPairs / 32];        // scratch: and absent
     StreamedRatios streamed;                // as this card can
     int32_t num_experts;
+    bool all_own;                    // of a window of one row: each expert lies in a slot of this card
     int32_t num_of_side[kNumSides];  // experts
     int32_t pairs_of_side[kNumSides];
 
@@ -109,7 +110,40 @@ __device__ __forceinline__ void load_keys(ScoreKeys& keys, const int64_t* sums, 
     }
 }
 
-// The top_k greatest by one warp, ties by lower id. Uses the keys up.
+// Of two neighbouring keys the greater one first; equal ones stay.
+__device__ __forceinline__ void order_keys(uint32_t& first, int& first_at, uint32_t& second, int& second_at) {
+    const uint32_t less = min(first, second);
+    const int first_was = first_at;
+    const bool turn = second > first;
+    first_at = turn ? second_at : first_at;
+    second_at = turn ? first_was : second_at;
+    first = max(first, second);
+    second = less;
+}
+
+// The top_k greatest of up to 128 by one warp, ties by lower id: a lane's four are sorted, then the greatest of their first ones is
+// taken top_k times. Uses the keys up.
+__device__ __forceinline__ void choose_of_four(ScoreKeys& all, int top_k, int32_t* ids, int lane) {
+    uint32_t (&keys)[kMaxRoutedExperts / 32] = all.key;
+    int at[4] = {0, 1, 2, 3};
+#pragma unroll
+    for (int end = 3; end > 0; end--)
+#pragma unroll
+        for (int i = 0; i < end; i++) order_keys(keys[i], at[i], keys[i + 1], at[i + 1]);
+#pragma unroll 1
+    for (int place = 0; place < top_k; place++) {
+        const uint32_t greatest = __reduce_max_sync(~0u, keys[0]);
+        const bool wins = lane == __ffs(__ballot_sync(~0u, keys[0] == greatest)) - 1;
+        if (wins) ids[place] = 4 * lane + at[0];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            keys[i] = !wins ? keys[i] : i < 3 ? keys[i + 1] : kNoKey;
+            at[i] = wins && i < 3 ? at[i + 1] : at[i];
+        }
+    }
+}
+
+// The same for any number: a lane looks for the greatest of its own each time.
 template <int per_lane>
 __device__ __forceinline__ void choose_among(ScoreKeys& all, int top_k, int32_t* ids, int lane) {
     uint32_t (&keys)[kMaxRoutedExperts / 32] = all.key;
@@ -133,7 +167,7 @@ __device__ __forceinline__ void choose_among(ScoreKeys& all, int top_k, int32_t*
 
 __device__ __forceinline__ void choose_row(ScoreKeys& keys, int num_experts, int top_k, int32_t* ids, int lane) {
     if (num_experts <= 128)
-        choose_among<4>(keys, top_k, ids, lane);
+        choose_of_four(keys, top_k, ids, lane);
     else
         choose_among<kMaxRoutedExperts / 32>(keys, top_k, ids, lane);
 }
@@ -172,17 +206,24 @@ __device__ __forceinline__ void place_expert(RoutedExpert& expert, const ExpertP
 __device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& places, int top_k, int lane) {
     const bool listed = lane < top_k;
     const int id = listed ? r.ids[lane] : 0, slot = listed ? r.slots[id] : 0;
-    const uint32_t before = (1u << lane) - 1, misses = __ballot_sync(~0u, slot == kAbsent);
+    const bool all_own = __ballot_sync(~0u, slot < 0) == 0;
     RoutedExpert expert{};
     expert.expert = id;
     expert.first = lane;
     expert.count = 1;
-    place_expert(expert, places, slot, __popc(misses & before), streamed_shares(r.streamed, __popc(misses)));
+    if (all_own) {  // what follows from the general case, in a few instructions
+        place_expert(expert, places, max(slot, 0), 0, {});
+        expert.side_first = lane;
+        if (lane < kNumSides) r.num_of_side[lane] = r.pairs_of_side[lane] = lane == kCardSide ? top_k : 0;
+    } else {
+        const uint32_t before = (1u << lane) - 1, misses = __ballot_sync(~0u, slot == kAbsent);
+        place_expert(expert, places, slot, __popc(misses & before), streamed_shares(r.streamed, __popc(misses)));
 #pragma unroll
-    for (int side = 0; side < kNumSides; side++) {
-        const uint32_t members = __ballot_sync(~0u, listed && expert.side == side);
-        if (expert.side == side) expert.side_first = __popc(members & before);
-        if (lane == side) r.num_of_side[side] = r.pairs_of_side[side] = __popc(members);
+        for (int side = 0; side < kNumSides; side++) {
+            const uint32_t members = __ballot_sync(~0u, listed && expert.side == side);
+            if (expert.side == side) expert.side_first = __popc(members & before);
+            if (lane == side) r.num_of_side[side] = r.pairs_of_side[side] = __popc(members);
+        }
     }
     if (listed) {
         r.experts[lane] = expert;
@@ -190,7 +231,10 @@ __device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& 
         r.expert_of[lane] = r.pairs[lane] = lane;
         r.side_place[lane] = expert.side_first;
     }
-    if (lane == 0) r.num_experts = top_k;
+    if (lane == 0) {
+        r.num_experts = top_k;
+        r.all_own = all_own;
+    }
 }
 
 }  // namespace detail
@@ -217,17 +261,12 @@ __device__ __forceinline__ void route_one_row(RoutedList& r, const Choice& p, co
     detail::list_one_row(r, places, p.top_k, lane);
 }
 
-// The weights [num_rows, top_k] of routed rows; warps share the rows. `inverse`: [num_rows] 1 / rms.
-__device__ __forceinline__ void weigh_rows(const RoutedList& r, const Choice& p, const float* inverse, int num_rows, float* weights,
-                                           int thread, int num_threads) {
-    const int lane = thread % 32;
-#pragma unroll 1
-    for (int row = thread / 32; row < num_rows; row += num_threads / 32) {
-        const int pair = row * p.top_k + lane, id = lane < p.top_k ? r.ids[pair] : 0;
-        const float weight = list_weight(p.sums + row * p.num_experts, p.num_experts, p.top_k, p.gating, p.renormalise,
-                                         __ldcg(inverse + row), id, lane);
-        if (lane < p.top_k) weights[pair] = quant::mul(weight, p.scale);
-    }
+// The weights of a routed row, by one warp. `inverse`: 1 / rms.
+__device__ __forceinline__ void weigh_row(RoutedList& r, const Choice& p, int row, float inverse, int lane) {
+    const int pair = row * p.top_k + lane, id = lane < p.top_k ? r.ids[pair] : 0;
+    const float weight =
+        list_weight(p.sums + row * p.num_experts, p.num_experts, p.top_k, p.gating, p.renormalise, inverse, id, lane);
+    if (lane < p.top_k) r.weights[pair] = quant::mul(weight, p.scale);
 }
 
 }  // namespace tandem::cuda

@@ -40,7 +40,17 @@ __device__ __forceinline__ Note& note_of(const uint8_t* stage) {
     return *reinterpret_cast<Note*>(const_cast<uint8_t*>(stage) - kNoteBytes);
 }
 
-enum class Fetched { none, more, last };
+enum class Fetched : uint8_t { none, more, last };
+
+// Where a ring stands. It lies in shared memory: the dot products want all registers, and what they push out comes back from the
+// second cache, behind weights that other kernels fetch.
+struct alignas(16) RingState {
+    int32_t num_fetched;   // items
+    int32_t num_computed;  // of them
+    uint8_t stage;         // of the next to compute
+    uint8_t parities;      // bit s: of the next round of stage s
+    Fetched last;          // what the last fetch was
+};
 
 // `Items` is a warp's work, numbered from 0. It should know an item by its number, or its note, alone: what a warp keeps while it
 // multiplies costs registers that the dot products have not, and what they push out comes back through the first cache, which is
@@ -51,12 +61,14 @@ enum class Fetched { none, more, last };
 //     void compute(const uint8_t* stage, int lane)                             an item whose bytes are there
 class StageRing {
   public:
-    // Barriers of all rings of a block come first, then the stages. Makes this warp's barriers, if it has some.
+    // States of all rings of a block come first, then barriers, then the stages. Makes those of this warp, if it has some.
     __device__ __forceinline__ StageRing(uint8_t* memory, const RingPlan& plan, int warp, int lane)
         : memory_(memory), plan_(plan), warp_(warp) {
-        if (warp < plan.num_warps && lane == 0)
+        if (warp < plan.num_warps && lane == 0) {
 #pragma unroll 1
             for (int stage = 0; stage < plan.num_stages; stage++) copy_of(stage).init();
+            state() = {0, 0, 0, 0, Fetched::more};
+        }
         __syncwarp();
     }
 
@@ -64,61 +76,86 @@ class StageRing {
     // first.
     template <class Items>
     __device__ __forceinline__ void fetch(const Items& items, int lane) {
-        while (has_more_ && num_fetched_ < plan_.num_stages) fetch_into(num_fetched_, items, lane);
+#pragma unroll 1
+        while (state().last == Fetched::more && state().num_fetched < plan_.num_stages)
+            fetch_into(state().num_fetched, items, lane);
     }
 
-    // Computes everything, and fetches what is left; after a fetch() of the same items. The ring is empty then.
+    // Computes everything, and fetches what is left; after a fetch() of the same items.
     template <class Items>
     __device__ __forceinline__ void run(const Items& items, int lane) {
         run_until(kEveryItem, items, items, lane);
-        num_fetched_ = num_computed_ = stage_ = 0;
-        has_more_ = true;
+    }
+
+    // For other items, once everything is computed.
+    __device__ __forceinline__ void restart(int lane) {
+        __syncwarp();
+        if (lane == 0) state() = {0, 0, 0, state().parities, Fetched::more};
+        __syncwarp();
     }
 
     // Computes those up to number `end` by `some`, and fetches what `items` has left.
     template <class Some, class Items>
     __device__ __forceinline__ void run_until(int end, const Some& some, const Items& items, int lane) {
 #pragma unroll 1
-        while (num_computed_ < min(num_fetched_, end)) {
-            copy_of(stage_).wait(lane, parities_ >> stage_ & 1);
-            parities_ ^= 1u << stage_;
-            some.compute(stage_of(stage_), lane);
-            num_computed_++;
+        while (state().num_computed < min(state().num_fetched, end)) {
+            copy_of(state().stage).wait(lane, state().parities >> state().stage & 1);
+            some.compute(stage_of(state().stage), lane);
             __syncwarp();  // all lanes have read the stage
-            if (has_more_) fetch_into(stage_, items, lane);
-            stage_ = stage_ + 1 == plan_.num_stages ? 0 : stage_ + 1;
+            if (state().last == Fetched::more) fetch_into(state().stage, items, lane);
+            __syncwarp();  // and the state
+            if (lane == 0) advance(state());
+            __syncwarp();
         }
     }
 
-    __device__ __forceinline__ bool is_done() const { return num_computed_ == num_fetched_; }
-    __device__ __forceinline__ int num_computed() const { return num_computed_; }
+    __device__ __forceinline__ bool is_done() const { return state().num_computed == state().num_fetched; }
+    __device__ __forceinline__ int num_computed() const { return state().num_computed; }
+
+    // For who fetches the first item otherwise than by fetch().
+    __device__ __forceinline__ uint8_t* first_stage() const { return stage_of(0); }
+    __device__ __forceinline__ device::StagedCopy& first_copy() const { return copy_of(0); }
+    __device__ __forceinline__ void count_first(Fetched fetched, int lane) const {
+        if (lane == 0) {
+            state().num_fetched = fetched != Fetched::none;
+            state().last = fetched;
+        }
+        __syncwarp();
+    }
 
   private:
     __device__ __forceinline__ int index_of(int stage) const { return warp_ * plan_.num_stages + stage; }
     __device__ __forceinline__ device::StagedCopy& copy_of(int stage) const {
-        return reinterpret_cast<device::StagedCopy*>(memory_)[index_of(stage)];
+        return reinterpret_cast<device::StagedCopy*>(memory_ + barriers_at(plan_))[index_of(stage)];
     }
     __device__ __forceinline__ uint8_t* stage_of(int stage) const {
         return memory_ + stages_at(plan_) + kNoteBytes + static_cast<uint32_t>(index_of(stage)) * plan_.stage_bytes;
     }
+    __device__ __forceinline__ RingState& state() const { return reinterpret_cast<RingState*>(memory_)[warp_]; }
+
+    __device__ __forceinline__ void advance(RingState& state) const {
+        state.num_computed++;
+        state.parities ^= 1u << state.stage;
+        state.stage = state.stage + 1 == plan_.num_stages ? 0 : state.stage + 1;
+    }
 
     template <class Items>
     __device__ __forceinline__ void fetch_into(int stage, const Items& items, int lane) {
-        const Fetched fetched = items.fetch(num_fetched_, copy_of(stage), stage_of(stage), lane);
-        has_more_ = fetched == Fetched::more;
-        num_fetched_ += fetched != Fetched::none;
+        const Fetched fetched = items.fetch(state().num_fetched, copy_of(stage), stage_of(stage), lane);
+        __syncwarp();  // all lanes have read the state
+        if (lane == 0) {
+            state().num_fetched += fetched != Fetched::none;
+            state().last = fetched;
+        }
+        __syncwarp();
     }
 
     uint8_t* memory_;
     const RingPlan& plan_;
     int warp_;
-    int num_fetched_ = 0;   // items
-    bool has_more_ = true;  // to fetch
-    int num_computed_ = 0;
-    int stage_ = 0;          // of the next to compute
-    uint32_t parities_ = 0;  // bit s: of the next round of stage s
 };
 
 static_assert(sizeof(device::StagedCopy) == kBarrierBytes);
+static_assert(sizeof(RingState) == kStateBytes);
 
 }  // namespace tandem::cuda

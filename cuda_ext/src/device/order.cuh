@@ -25,6 +25,16 @@ __device__ __forceinline__ void spin_pause() {
     __nanosleep(20);
 }
 
+// A value and what says that it is there in one word, for other blocks of this card: unlike a flag it waits for no other memory.
+__device__ __forceinline__ uint64_t load_word_device(const uint64_t* word) {
+    uint64_t value;
+    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+__device__ __forceinline__ void store_word_device(uint64_t* word, uint64_t value) {
+    asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
 // Flags seen by other blocks of this card (`_device`), or by the host and other cards too (`_system`).
 __device__ __forceinline__ uint32_t load_acquire_device(const uint32_t* flag) {
     uint32_t value;

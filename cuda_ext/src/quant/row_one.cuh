@@ -93,6 +93,19 @@ __device__ __forceinline__ float run_of_groups(const SharedDots& p, int row, boo
     return add_lanes(add_halves(first_row, second_row, 8, second), 16);
 }
 
+// One row of nine to sixteen super-blocks: its two runs side by side, as if they were two rows.
+template <class T>
+__device__ __forceinline__ float two_runs(const SharedDots& p, int super, int num_groups) {
+    const int lane = p.lane(), pair = lane % kPairs, second = super + kTree;
+    float first_run[2], second_run[2] = {};
+    pair_terms<T>(p, p.row(0), super, pair, load_act_pair(p.groups(0)[super], pair), first_run);
+    if (second < num_groups) pair_terms<T>(p, p.row(0), second, pair, load_act_pair(p.groups(0)[second], pair), second_run);
+    const bool odd = (lane & 4) != 0;
+    const float sum = add_halves(add_halves(first_run[0], first_run[1], 4, odd), add_halves(second_run[0], second_run[1], 4, odd),
+                                 8, (lane & 8) != 0);
+    return add_lanes(add_lanes(sum, 16), 8);
+}
+
 template <class T>
 __device__ __forceinline__ void dot_whole(const SharedDots& p) {
     const int lane = p.lane(), pair = lane % kPairs, super = lane / kPairs, num_groups = p.num_groups();
@@ -105,6 +118,8 @@ __device__ __forceinline__ void dot_whole(const SharedDots& p) {
         float sum = 0.0f;
         if (is_one_run) {
             sum = run_of_groups<T>(p, row, has_second, super, super < num_groups, x);
+        } else if (p.num_rows() == 1 && num_groups <= 2 * kTree) {
+            sum = two_runs<T>(p, super, num_groups);
         } else {
 #pragma unroll 1
             for (int group = super; group - super < num_groups; group += kTree) {

@@ -17,6 +17,13 @@ inline void spin_pause(Place place = Place::current()) {
     emulation::current->block->spin(place);
 }
 
+inline uint64_t load_word_device(const uint64_t* word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+inline void store_word_device(uint64_t* word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+
 inline uint32_t load_acquire_device(const uint32_t* flag) {
     return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
