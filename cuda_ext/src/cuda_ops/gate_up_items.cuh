@@ -72,6 +72,7 @@ class GateUpItems {
                                        plan_.num_blocks * rings.num_warps);
         __syncwarp();
     }
+
     // Before fetch_first(), after take_share() for all of the list.
     __device__ __forceinline__ void plan_first(int lane) const {
         if (lane != 0) return;
