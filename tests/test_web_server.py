@@ -21,6 +21,7 @@ from appliance.web.server import listen
 from tests.eventually import eventually
 from tests.fakes_web import FakeServer, running_server, write_vocabulary
 
+LIMIT_S = 30.0
 SLOW = "--answer 97,98,99 --window-ms 25"
 
 
@@ -104,7 +105,7 @@ def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(vocabulary: Pa
         children = descendants(server)
         with streaming(server, max_tokens=60) as stream:
             server.process.send_signal(signal.SIGTERM)
-            eventually(lambda: httpx2.get(f"{server.url}/readyz").json()["phase"] == "draining", "draining")
+            eventually(lambda: httpx2.get(f"{server.url}/readyz").json()["phase"] == "draining", "draining", limit_s=LIMIT_S)
             refused = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x"})
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "not_ready"
@@ -166,8 +167,10 @@ def test_a_worker_that_is_killed_is_replaced_with_fresh_engines(vocabulary: Path
         (worker,) = psutil.Process(server.process.pid).children()
         engines = worker.children(recursive=True)
         worker.kill()
-        eventually(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in engines), "engines end")
-        eventually(lambda: worker not in psutil.Process(server.process.pid).children(), "another worker")
+        eventually(
+            lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in engines), "engines end", limit_s=LIMIT_S
+        )
+        eventually(lambda: worker not in psutil.Process(server.process.pid).children(), "another worker", limit_s=LIMIT_S)
         server.wait_until_ready()
         with streaming(server, max_tokens=3) as stream:
             assert stream.read_to_the_end()

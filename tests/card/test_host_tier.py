@@ -108,7 +108,7 @@ def test_posts_of_a_window_are_answered_in_turn(num_threads: int, held: int, ser
     for sequence, layer, experts in posts:
         x = some_rows(ROWS)
         card.write_post(sequence, layer, x, experts)
-        eventually(lambda: card.done() == sequence, "an answer")  # noqa: B023
+        eventually(lambda: card.done() == sequence, "an answer", limit_s=DEADLINE_S)  # noqa: B023
         assert same_bits(card.rows(sum(len(pairs) for _, pairs in experts)), card.expected(layer, x, experts))
     card.tier.end()
     window.result(DEADLINE_S)
@@ -134,7 +134,7 @@ def test_an_aborted_window_ends_and_its_post_is_forgotten(service: ThreadPoolExe
     window = serve(card, service)
     assert not card.tier.aborted
     card.write_post(2, 0, x, experts)
-    eventually(lambda: card.done() == 2, "an answer")
+    eventually(lambda: card.done() == 2, "an answer", limit_s=DEADLINE_S)
     assert card.tier.num_posts == 1
     card.tier.end()
     window.result(DEADLINE_S)

@@ -183,16 +183,22 @@ __device__ __forceinline__ void start_chunk(const WindowBlock<Value, kQueries, k
     device::copy_async_commit();
 }
 
-// Where a new key or value goes, value by value.
+// Where the values and scales of a new key or value go.
 template <class Value>
-struct NewRow {
-    Value* out;  // shared
+struct RowPlace {
+    Value* values;
     __half* scales;
-    Value* cache;  // the same place in the cache, or null
-    __half* cache_scales;
     int step;  // from a value to the next
     int scale_step;
 };
+
+// Position `place` of `tiles`, of the cache or in shared memory.
+template <class Value, class Block>
+__device__ __forceinline__ RowPlace<Value> place_in_tiles(const Block& block, Value* tiles, bool is_key, int place) {
+    const int dim = block.head_dim(), within = place % kKvTile;
+    Value* tile = tiles + place / kKvTile * block.tile_step();
+    return {tile + (is_key ? within : within * dim), scales_behind(tile, kKvTile * dim) + within, is_key ? kKvTile : 1, kKvTile};
+}
 
 // What one warp makes of the window's rows: a query or, behind those, a key normed and rotated, or, behind those, a value; keys
 // and values are rounded as the cache holds them.
@@ -227,37 +233,31 @@ struct WindowRows {
         }
         const int64_t at = int64_t{row * p.kv.num_heads + block.kv_head} * dim;
         if (is_key(item)) turn_head<kDim>(p.key + at, turn, p.eps, dim, block.lane, block.turned + row * dim);
-        const NewRow<Value> to = in_place ? place_of(is_key(item)) : row_to(is_key(item), row);
+        const RowPlace<Value> to = in_place ? place_in_chunk(is_key(item)) : row_to(is_key(item), row);
+        const RowPlace<Value> cache = in_place && block.part == 0 ? place_in_cache(is_key(item)) : RowPlace<Value>{};
         narrow_row<Value>(
             dim, block.lane, [&](int i) { return is_key(item) ? block.turned[row * dim + i] : __ldcg(p.value + at + i); },
             [&](int i, Value x) {
-                to.out[i * to.step] = x;
-                if (to.cache) to.cache[i * to.step] = x;
+                to.values[i * to.step] = x;
+                if (cache.values) cache.values[i * cache.step] = x;
             },
             [&](int group, __half scale) {
                 to.scales[group * to.scale_step] = scale;
-                if (to.cache) to.cache_scales[group * to.scale_step] = scale;
+                if (cache.values) cache.scales[group * cache.scale_step] = scale;
             });
     }
 
     // Among the window's rows.
-    __device__ NewRow<Value> row_to(bool key, int row) const {
+    __device__ RowPlace<Value> row_to(bool key, int row) const {
         Value* out = (key ? block.new_keys : block.new_values) + row * row_values<Value>(block.head_dim());
-        return {out, scales_behind(out, block.head_dim()), nullptr, nullptr, 1, 1};
+        return {out, scales_behind(out, block.head_dim()), 1, 1};
     }
-    // In the first chunk, and in the cache.
-    __device__ NewRow<Value> place_of(bool key) const {
-        const int dim = block.head_dim(), place = block.position - first_tile * kKvTile, within = place % kKvTile,
-                  at = place / kKvTile * block.tile_step(), first = key ? within : within * dim;
-        Value* shared = (key ? block.keys : block.values) + at;
-        Value* cache = reinterpret_cast<Value*>(key ? p.kv.keys : p.kv.values) + tile_at(block, p.kv, first_tile) + at;
-        const bool fills_cache = block.part == 0;
-        return {shared + first,
-                scales_behind(shared, kKvTile * dim) + within,
-                fills_cache ? cache + first : nullptr,
-                fills_cache ? scales_behind(cache, kKvTile * dim) + within : nullptr,
-                key ? kKvTile : 1,
-                kKvTile};
+    __device__ RowPlace<Value> place_in_chunk(bool key) const {
+        return place_in_tiles(block, key ? block.keys : block.values, key, block.position - first_tile * kKvTile);
+    }
+    __device__ RowPlace<Value> place_in_cache(bool key) const {
+        Value* tiles = reinterpret_cast<Value*>(key ? p.kv.keys : p.kv.values) + tile_at(block, p.kv, first_tile);
+        return place_in_tiles(block, tiles, key, block.position - first_tile * kKvTile);
     }
 };
 
@@ -280,20 +280,20 @@ __device__ __forceinline__ void put_rows(const WindowBlock<Value, kQueries, kDim
     const int dim = block.head_dim(), row_step = row_values<Value>(dim);
 #pragma unroll 1
     for (int row = 0; row < block.num_rows; row++) {
-        const int place = block.position + row - first_tile * kKvTile, tile = place / kKvTile;
-        if (place < 0 || tile >= block.chunk_tiles) continue;
-        const int within = place % kKvTile, at = tile * block.tile_step();
+        const int place = block.position + row - first_tile * kKvTile;
+        if (place < 0 || place >= block.chunk_tiles * kKvTile) continue;
+        const RowPlace<Value> key_to = place_in_tiles(block, keys, true, place),
+                              value_to = place_in_tiles(block, values, false, place);
         const Value *key = block.new_keys + row * row_step, *value = block.new_values + row * row_step;
 #pragma unroll 1
         for (int i = block.thread(); i < dim; i += block.num_threads()) {
-            keys[at + i * kKvTile + within] = key[i];
-            values[at + within * dim + i] = value[i];
+            key_to.values[i * key_to.step] = key[i];
+            value_to.values[i * value_to.step] = value[i];
         }
         if constexpr (kHasScales<Value>) {
             for (int group = block.thread(); group < kv_groups(dim); group += block.num_threads()) {
-                const int scale = group * kKvTile + within;
-                scales_behind(keys + at, kKvTile * dim)[scale] = scales_behind(key, dim)[group];
-                scales_behind(values + at, kKvTile * dim)[scale] = scales_behind(value, dim)[group];
+                key_to.scales[group * key_to.scale_step] = scales_behind(key, dim)[group];
+                value_to.scales[group * value_to.scale_step] = scales_behind(value, dim)[group];
             }
         }
     }

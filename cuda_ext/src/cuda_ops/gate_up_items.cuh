@@ -33,12 +33,8 @@ struct ShareOfExperts {
 // The first stage of a warp where each expert of the list lies in a slot of the card: all but the expert's address is known before
 // the list is.
 struct FirstStage {
-    device::AlignedSpan gate;  // `start` counts from the expert's address
-    device::AlignedSpan up;
-    int expert;  // of the list
-    int row;
-    int num_rows;
-    Fetched fetched;
+    RowPairs pairs;  // without the expert; spans count from its address
+    int expert;      // of the list
 };
 
 // What one of `num_shares` warps has. Where there are enough, it has rows of one expert only, so that all its bytes are under way
@@ -79,30 +75,18 @@ class GateUpItems {
         const ShareOfExperts& mine = share();
         const int here = min(p_.gate.rows - mine.row, mine.num_rows), num_rows = min(here, plan_.ring_plan.stage_rows);
         const RoutedExpert at_zero{};
-        first() = {span_of(at_zero, p_.gate, mine.row, num_rows),
-                   span_of(at_zero, p_.up, mine.row, num_rows),
-                   mine.expert,
-                   mine.row,
-                   num_rows,
-                   num_rows == 0               ? Fetched::none
-                   : num_rows == mine.num_rows ? Fetched::last
-                                               : Fetched::more};
+        first() = {{nullptr, mine.row, num_rows, span_of(at_zero, p_.gate, mine.row, num_rows),
+                    span_of(at_zero, p_.up, mine.row, num_rows), num_rows == mine.num_rows},
+                   mine.expert};
     }
 
     // fetch() of the first item, in a few instructions; where every expert of the list lies in a slot.
     __device__ __forceinline__ void fetch_first(const StageRing& ring, int lane) const {
-        const FirstStage& stage = first();
-        ring.count_first(stage.fetched, lane);
-        if (stage.num_rows == 0) return;
-        const RoutedExpert* expert = list_.experts + stage.expert;
-        const auto at = [expert](const device::AlignedSpan& span) {
-            return expert->blob + reinterpret_cast<uintptr_t>(span.start);
-        };
-        uint8_t* bytes = ring.first_stage();
-        if (lane == 0)
-            note_of<Note>(bytes) = {expert, stage.row, stage.num_rows, stage.gate.offset, stage.gate.nbytes + stage.up.offset};
-        ring.first_copy().start(bytes, at(stage.gate), stage.gate.nbytes, lane);
-        ring.first_copy().start(bytes + stage.gate.nbytes, at(stage.up), stage.up.nbytes, lane);
+        RowPairs pairs = first().pairs;
+        pairs.expert = list_.experts + first().expert;
+        pairs.gate.start = pairs.expert->blob + reinterpret_cast<uintptr_t>(pairs.gate.start);
+        pairs.up.start = pairs.expert->blob + reinterpret_cast<uintptr_t>(pairs.up.start);
+        ring.count_first(start(pairs, ring.first_copy(), ring.first_stage(), lane), lane);
     }
 
     // The same items.
@@ -112,14 +96,8 @@ class GateUpItems {
 
     __device__ __forceinline__ Fetched fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
         const RowPairs pairs = at(item);
-        if (pairs.num_rows == 0) return Fetched::none;
-        if (is_streamed(*pairs.expert)) await_posts(list_, p_.state, p_.layer, lane);
-        if (lane == 0)
-            note_of<Note>(stage) = {pairs.expert, pairs.row, pairs.num_rows, pairs.gate.offset,
-                                    pairs.gate.nbytes + pairs.up.offset};
-        copy.start(stage, pairs.gate.start, pairs.gate.nbytes, lane);
-        copy.start(stage + pairs.gate.nbytes, pairs.up.start, pairs.up.nbytes, lane);
-        return pairs.is_last ? Fetched::last : Fetched::more;
+        if (pairs.num_rows > 0 && is_streamed(*pairs.expert)) await_posts(list_, p_.state, p_.layer, lane);
+        return start(pairs, copy, stage, lane);
     }
 
     __device__ __forceinline__ void compute(const uint8_t* stage, int lane) const {
@@ -164,6 +142,16 @@ class GateUpItems {
     __device__ __forceinline__ FirstStage& first() const { return reinterpret_cast<FirstStage*>(shared_ + plan_.firsts)[warp_]; }
     __device__ __forceinline__ float* results() const {
         return reinterpret_cast<float*>(shared_ + plan_.results) + warp_ * kGateUpResults;
+    }
+
+    __device__ __forceinline__ Fetched start(const RowPairs& pairs, device::StagedCopy& copy, uint8_t* stage, int lane) const {
+        if (pairs.num_rows == 0) return Fetched::none;
+        if (lane == 0)
+            note_of<Note>(stage) = {pairs.expert, pairs.row, pairs.num_rows, pairs.gate.offset,
+                                    pairs.gate.nbytes + pairs.up.offset};
+        copy.start(stage, pairs.gate.start, pairs.gate.nbytes, lane);
+        copy.start(stage + pairs.gate.nbytes, pairs.up.start, pairs.up.nbytes, lane);
+        return pairs.is_last ? Fetched::last : Fetched::more;
     }
 
     // Beyond the warp's last item there are no rows.
