@@ -91,7 +91,7 @@ def cuda_workspace_bytes(
     rows, pairs = max(max_rows, WINDOW_ROWS), max_rows * config.top_k
     sizes = workspace_bytes(config, rows, context, max_logits) | {
         "angles": context * config.head_dim * 4,
-        "normed": CUDA_ALIGNMENT,  # names the rows; they never lie there
+        "normed": WINDOW_ROWS * config.hidden * 4,  # of windows of several rows, where a matrix wants floats
         "normed_groups": _half_rows_bytes(rows, config.hidden),
         "attended_groups": _half_rows_bytes(rows, config.q_width),
         "expert_hidden_groups": _half_rows_bytes(pairs, config.expert_width),

@@ -154,7 +154,7 @@ void bind_card(nb::module_& module) {
 void bind_table(nb::module_& module) {
     nb::class_<CudaExpertTable>(module, "CudaExpertTable", "The residency table of a GPU, with its mirror in the host.")
         .def_prop_ro("num_slots", [](const CudaExpertTable& table) { return table.mirror().num_slots(); })
-        .def_prop_ro("uses", &CudaExpertTable::uses, "What the last run used, [layers, experts] uint32 and more behind it.")
+        .def_prop_ro("uses", &CudaExpertTable::uses, "What runs used, [layers, experts] uint32, until the reader sets it to zero.")
         .def(
             "set_layer",
             [](CudaExpertTable& table, int layer, View blobs, size_t blob_bytes) {

@@ -157,6 +157,8 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     const OnCard hidden(c.hidden.data(), c.hidden.nbytes()), gamma(c.gamma.data(), c.gamma.nbytes());
     const OnCard sums(c.sums.data(), c.sums.nbytes()), slots(c.slots.data(), c.slots.nbytes());
     const OnCard blobs(c.slot_blobs.data(), c.slot_blobs.nbytes()), h(nullptr, num_pairs * c.gate.rows * sizeof(float));
+    const OnCard groups(nullptr, rows * static_cast<size_t>(groups_of(static_cast<int64_t>(width))) * sizeof(quant::ActGroup));
+    const OnCard values(nullptr, c.hidden.nbytes());
     const std::vector<uint8_t> zeros(num_experts * sizeof(uint32_t) + kNumTiers * sizeof(uint64_t));
     const OnCard state(zeros.data(), sizeof(cuda::MissState)), uses(zeros.data(), num_experts * sizeof(uint32_t));
     const OnCard tier_rows(zeros.data(), kNumTiers * sizeof(uint64_t));
@@ -181,6 +183,8 @@ nb::dict experts_window(const WindowCase& c, HostCard& host) {
     gate_up.hidden = hidden.as<float>();
     gate_up.gamma = gamma.as<float>();
     gate_up.eps = 1e-6f;
+    gate_up.groups = groups.as<quant::ActGroup>();
+    gate_up.values = values.as<float>();
     gate_up.choice = choice;
     gate_up.places = places;
     gate_up.gate = blob_part(c.gate);
@@ -252,8 +256,8 @@ nb::tuple plan_experts_window(int num_rows, int num_experts, int top_k, const Bl
     second.choice = first.choice;
     second.places = first.places;
     second.down = blob_part(down);
-    const cuda::GateUpPlan gate_up_plan = cuda::plan_gate_up(first, card, cuda::window_threads(num_rows));
-    const cuda::DownPlan down_plan = cuda::plan_down(second, card, cuda::window_threads(num_rows));
+    const cuda::GateUpPlan gate_up_plan = cuda::plan_gate_up(first, card);
+    const cuda::DownPlan down_plan = cuda::plan_down(second, card);
     nb::dict gate_up = ring_plan(gate_up_plan.ring_plan), result = ring_plan(down_plan.ring_plan);
     gate_up["num_blocks"] = gate_up_plan.num_blocks;
     gate_up["rings"] = gate_up_plan.rings;

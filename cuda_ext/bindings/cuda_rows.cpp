@@ -138,8 +138,10 @@ std::vector<Out> norm_matmul_window(const std::vector<uint32_t>& types, const st
                                     const In<float, nb::ndim<1>>& gamma, float eps, const Shape& shape) {
     if (gamma.shape(0) != x.shape(1)) throw std::invalid_argument("gamma and x differ in width");
     CardProducts products(types, weights, x.shape(0), x.shape(1), Residuals(weights.size()));
-    CardArray card_x(x.data(), x.nbytes()), card_gamma(gamma.data(), gamma.nbytes());
-    cuda::norm_matmul_window({static_cast<int32_t>(x.shape(0)), card_x.as<float>(), card_gamma.as<float>(), eps, products.products},
+    CardArray card_x(x.data(), x.nbytes()), card_gamma(gamma.data(), gamma.nbytes()), values(x.nbytes());
+    CardArray groups(x.shape(0) * static_cast<size_t>(groups_of(static_cast<int64_t>(x.shape(1)))) * sizeof(quant::ActGroup));
+    cuda::norm_matmul_window({static_cast<int32_t>(x.shape(0)), card_x.as<float>(), card_gamma.as<float>(), eps, products.products,
+                              groups.as<quant::ActGroup>(), values.as<float>()},
                              card_shape(shape), true, nullptr);
     return products.read();
 }
@@ -170,7 +172,6 @@ nb::dict plan_products(const std::vector<uint32_t>& types, const std::vector<int
     nb::dict out;
     out["num_blocks"] = plan.num_blocks;
     out["launch_rows"] = plan.launch_rows;
-    out["norm_rows"] = plan.norm_rows;
     out["shared_bytes"] = plan.shared_bytes;
     out["num_warps"] = plan.ring_plan.num_warps;
     out["num_stages"] = plan.ring_plan.num_stages;

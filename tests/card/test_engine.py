@@ -70,6 +70,15 @@ def test_windows_of_several_rows_have_the_same_bits(model: RandomModel, arena_di
         assert np.array_equal(prefill(runner, DECODED, num_logits=rows, chunk=rows), expected)
 
 
+def test_uses_are_counted_although_nothing_is_swapped(model: RandomModel, arena_dir: Path) -> None:
+    """With every expert in a slot they are read once in many windows."""
+    with open_gpu(model, arena_dir, NUM_EXPERTS) as runner:
+        one_by_one(runner, DECODED)
+        prefill(runner, DECODED, num_logits=1)
+        runner.close()
+        assert runner.cache.total_uses.sum() == 2 * len(DECODED) * SHAPE.layers * SHAPE.top_k
+
+
 @pytest.mark.parametrize("kv_type", ["f32", "int8"])
 def test_every_type_of_cache_has_the_bits_of_a_host_card(model: RandomModel, arena_dir: Path, kv_type: KvType) -> None:
     with open_runner(model, arena_dir, kv_type=kv_type, max_logits=8) as runner:

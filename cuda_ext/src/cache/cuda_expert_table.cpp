@@ -25,6 +25,7 @@ CudaExpertTable::CudaExpertTable(int num_layers, int num_experts, View slots, Vi
       slots_(std::move(slots)),
       uses_(std::move(uses)),
       landed_(std::move(landed)),
+      totals_(View::of(Buffer::allocate(table_bytes()), 0, table_bytes())),
       mirror_(num_layers, num_experts, host_table(num_layers, num_experts), host_table(num_layers, num_experts)),
       num_resident_(num_layers, 0),
       num_placed_(num_layers, 0) {
@@ -102,6 +103,9 @@ void CudaExpertTable::collect(cudaStream_t stream) const {
 }
 
 void CudaExpertTable::landed() {
+    const auto* uses = landed_.as<const uint32_t>();
+    auto* totals = totals_.as<uint32_t>();
+    for (size_t i = 0; i < static_cast<size_t>(num_layers_) * num_experts_; i++) totals[i] += uses[i];
     const auto* rows = reinterpret_cast<const unsigned long long*>(landed_.data() + table_bytes());
     for (int tier = 0; tier < kNumTiers; tier++) rows_[tier] += static_cast<int64_t>(rows[tier]);
     rows_[static_cast<int>(Tier::streamed)] -= fetched_rows_;

@@ -62,7 +62,9 @@ class CudaExpertTable {
     void collect(cudaStream_t stream) const;
     // Adds what the last collection brought to the totals. The stream of `collect` must have passed it.
     void landed();
-    const View& uses() const { return landed_; }
+    const View& landing() const { return landed_; }
+    // What runs used, [layers, experts] uint32, until the reader sets it to zero.
+    const View& uses() const { return totals_; }
     int64_t rows(Tier tier) const { return rows_[static_cast<int>(tier)]; }
 
     // What a prompt's chunk copied to the card for an expert that `num_rows` rows use, from the arena or from the second card. The
@@ -87,6 +89,7 @@ class CudaExpertTable {
     View slots_;
     View uses_;
     View landed_;
+    View totals_;
     ExpertTable mirror_;
     std::vector<int> num_resident_;                // by layer
     std::vector<int> num_placed_;                  // by layer, here or on the second card

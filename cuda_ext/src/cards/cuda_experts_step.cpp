@@ -129,6 +129,8 @@ void ExpertsStep::window(const WindowRun& run) const {
     gate_up.hidden = norm_.x;
     gate_up.gamma = norm_.gamma;
     gate_up.eps = norm_.eps;
+    gate_up.groups = norm_.groups;
+    gate_up.values = norm_.values;
     gate_up.choice = choice_;
     gate_up.places = places(run.offered);
     gate_up.gate = blob_part(parts_.gate);

@@ -186,8 +186,8 @@ void CudaProgram::enqueue_window(const WindowRun& run) {
     finish.words = host_tier_->words();
     finish.end = end_.as<cuda::WindowEnd>();
     finish.uses = table_->uses_on_card(0);
-    finish.landed = table_->uses().as<uint32_t>();
-    finish.num_uses = static_cast<int32_t>(table_->uses().nbytes / sizeof(uint32_t));
+    finish.landed = table_->landing().as<uint32_t>();
+    finish.num_uses = static_cast<int32_t>(table_->landing().nbytes / sizeof(uint32_t));
     finish.counter = counter_.as<uint32_t>();
     cuda::finish_window(finish, true, run.stream);
 }

@@ -101,6 +101,8 @@ void CudaRecorder::norm(const View& x, const View& gamma, float eps, Rows rows, 
     pending.norm.x = part<float>(x, num * out.width, "norm: input");
     pending.norm.gamma = part<float>(gamma, out.width, "norm: gamma");
     pending.norm.eps = eps;
+    pending.norm.groups = part<quant::ActGroup>(out.groups, cuda::kMaxWindowRows * groups_of(out.width), "norm: output");
+    pending.norm.values = part<float>(out.values, cuda::kMaxWindowRows * out.width, "norm: output");
     pending.norm.half = half_rows(out, num, "norm: output");
     pending.norm.inverse = out.inverse.empty() ? nullptr : part<float>(out.inverse, num, "norm: 1 / rms");
     pending.rows = rows;
@@ -125,7 +127,7 @@ cuda::Products CudaRecorder::products_of(const std::vector<Recorder::Product>& p
 
 void CudaRecorder::matmul(const std::vector<Recorder::Product>& products, const RowsMemory& x, Rows rows) {
     const cuda::Products made = products_of(products, rows);
-    cuda::plan_products(made, cuda::kMaxWindowRows, true, program_->card().shape());  // throws for what the card cannot hold
+    cuda::plan_products(made, 1, true, program_->card().shape());  // throws for what the card cannot hold
     if (norm_ && norm_->out == x.values.data()) {
         require(norm_->rows == rows, "matmul: other rows than the norm's");
         if (rows == Rows::logits) program_->set_logits(made.product[0].out);

@@ -65,8 +65,8 @@ void NormProductsStep::prompt(const PromptRun& run) const {
 
 void NormProductsStep::canonical(int first, int num_rows, cudaStream_t stream) const {
     const int64_t offset = int64_t{first} * norm_.half.width;
-    cuda::norm_matmul_window({num_rows, norm_.x + offset, norm_.gamma, norm_.eps, products_}, program_.card().shape(), true,
-                             stream);
+    cuda::norm_matmul_window({num_rows, norm_.x + offset, norm_.gamma, norm_.eps, products_, norm_.groups, norm_.values},
+                             program_.card().shape(), true, stream);
 }
 
 // ---- attention ----

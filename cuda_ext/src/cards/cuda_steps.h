@@ -35,8 +35,10 @@ struct Norm {
     const float* x;      // [rows, width]
     const float* gamma;  // [width]
     float eps;
-    cuda::HalfRows half;  // [rows, width], of prompts
-    float* inverse;       // [rows] 1 / rms, of prompts before a router; or null
+    quant::ActGroup* groups;  // [rows, ceil(width / 256)] and
+    float* values;            // [rows, width], of windows of several rows
+    cuda::HalfRows half;      // [rows, width], of prompts
+    float* inverse;           // [rows] 1 / rms, of prompts before a router; or null
 };
 
 // Norm and the products of its rows with up to three matrices. `rows`: all, or those that give logits.

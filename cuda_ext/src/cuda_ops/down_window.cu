@@ -106,12 +106,11 @@ __device__ __forceinline__ void load_hidden(const DownProblem& p, const DownPlan
     }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreadsOf<T>, 2)
+template <class T, int num_threads>
+__global__ void __launch_bounds__(num_threads, kBlocksOf<T, num_threads>)
     down_kernel(const __grid_constant__ DownProblem p, const __grid_constant__ DownPlan plan) {
     const DownBlock block(p, plan);
     RoutedList& list = block.list;
-    constexpr int num_threads = kThreadsOf<T>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     load_slots(list, p.places, p.choice.num_experts, thread, num_threads);
     if (quant::table_bytes(p.down.type) > 0) quant::load_table(p.down.type, block.shared + plan.table, thread, num_threads);
@@ -151,12 +150,21 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
 
 template <class T>
 struct DownInstance {
-    static constexpr auto kernel = down_kernel<T>;
+    static constexpr auto kernel = down_kernel<T, kWindowThreads>;
 };
+
+int threads_for(const DownProblem& p) {
+    return p.num_rows > 1 && p.leaves_room ? kRoomyThreads : kWindowThreads;
+}
+
+auto kernel_for(const DownProblem& p) {
+    if (p.num_rows == 1) return quant::kernel_of<DownInstance>(p.down.type);
+    return p.leaves_room ? down_kernel<quant::AnyType, kRoomyThreads> : down_kernel<quant::AnyType, kWindowThreads>;
+}
 
 }  // namespace
 
-DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads) {
+DownPlan plan_down(const DownProblem& p, const CardShape& card) {
     check_routing(p.num_rows, p.choice);
     check_part(p.down, p.places);
     const size_t row_bytes = input_row_bytes(p.down.type, p.down.columns),
@@ -167,7 +175,7 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
     plan.wants_values = quant::type_wants_values(p.down.type);
     plan.row_groups = static_cast<int32_t>((p.down.columns + quant::kSuper - 1) / quant::kSuper);
     const int chunks = (plan.block_columns + kStageRows - 1) / kStageRows, stage_rows = (plan.block_columns + chunks - 1) / chunks;
-    const int num_warps = num_threads / 32;
+    const int num_warps = threads_for(p) / 32;
     // One stage is enough where a warp has one chunk.
     const int wanted_stages = p.num_rows == 1 && p.choice.top_k * chunks <= num_warps ? 1 : 2;
     SharedPieces pieces;
@@ -177,11 +185,11 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
     plan.rows = pieces.take(num_pairs * plan.block_columns * sizeof(float));
     plan.row_of = pieces.take(num_pairs * sizeof(int32_t));
     plan.held = pieces.take(0);
-    // All rows at once, beside the kernel before, with rings of two stages if possible; else fewer rows at a time.
-    const size_t beside = card.modest_shared_bytes(kSharedPercent);
+    // All rows at once, with rings of two stages if possible; else fewer rows at a time. One row fits beside the kernel before.
+    const size_t beside = card.modest_shared_bytes(kSharedPercent), most = p.leaves_room ? beside : card.block_shared_bytes;
     for (size_t held = num_pairs; held >= static_cast<size_t>(p.num_rows) && plan.ring_plan.num_stages < wanted_stages; held /= 2) {
         const size_t held_bytes = (held * row_bytes + 63) / 64 * 64;
-        for (const size_t limit : {beside, p.leaves_room ? beside : card.block_shared_bytes}) {
+        for (const size_t limit : {p.num_rows == 1 ? beside : most, most}) {
             if (plan.held + held_bytes > limit || plan.ring_plan.num_stages >= wanted_stages) continue;
             const RingPlan rings =
                 plan_rings(limit - plan.held - held_bytes, {num_warps, wanted_stages, stage_rows}, staged_rows(p.down));
@@ -199,11 +207,9 @@ DownPlan plan_down(const DownProblem& p, const CardShape& card, int num_threads)
 }
 
 void down_window(const DownProblem& p, const CardShape& card, bool dependent, cudaStream_t stream) {
-    const int num_threads = window_threads(p.num_rows);
-    const DownPlan plan = plan_down(p, card, num_threads);
-    const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(num_threads);
-    device::launch({dim3(blocks), dim3(threads), plan.shared_bytes, stream, dependent},
-                   p.num_rows == 1 ? quant::kernel_of<DownInstance>(p.down.type) : down_kernel<quant::AnyType>, p, plan);
+    const DownPlan plan = plan_down(p, card);
+    const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(threads_for(p));
+    device::launch({dim3(blocks), dim3(threads), plan.shared_bytes, stream, dependent}, kernel_for(p), p, plan);
 }
 
 }  // namespace tandem::cuda

@@ -50,7 +50,7 @@ struct DownPlan {
 };
 
 // Throws std::invalid_argument for problems that the card cannot hold.
-DownPlan plan_down(const DownProblem& problem, const CardShape& card, int num_threads);
+DownPlan plan_down(const DownProblem& problem, const CardShape& card);
 
 // `dependent`: a programmatic dependent launch.
 void down_window(const DownProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream);

@@ -72,16 +72,11 @@ struct CardShape {
     }
 };
 
-// Threads of a block, so that two blocks share a multiprocessor. Windows of one row have kernels of their own: less code, half the
-// registers, twice the warps.
-constexpr int kWindowThreads = 256;
-constexpr int kOneRowThreads = 512;
-constexpr int window_threads(int num_rows) {
-    return num_rows == 1 ? kOneRowThreads : kWindowThreads;
-}
-constexpr int window_warps(int num_rows) {
-    return window_threads(num_rows) / 32;
-}
+// Threads of a block. Windows of one row have kernels of their own, less code and half the registers, so that two blocks share a
+// multiprocessor and the next kernel begins while one runs; those of several rows take all registers of one.
+constexpr int kWindowThreads = 512;
+constexpr int kWindowWarps = kWindowThreads / 32;
+constexpr int kRoomyThreads = 256;  // several rows on half of a multiprocessor
 
 constexpr uint32_t kBarrierBytes = 16;  // of a stage
 constexpr uint32_t kNoteBytes = 32;     // at its beginning: what it was fetched for

@@ -23,7 +23,7 @@ struct RowPairs {
     bool is_last;  // of the warp
 };
 
-// Rows of the card's experts, one expert after the other, that one warp has.
+// Rows of the card's experts, one expert after the other, that one warp has yet to fetch.
 struct ShareOfExperts {
     int expert;  // of the first row, among the card's
     int row;
@@ -86,7 +86,9 @@ class GateUpItems {
         pairs.expert = list_.experts + first().expert;
         pairs.gate.start = pairs.expert->blob + reinterpret_cast<uintptr_t>(pairs.gate.start);
         pairs.up.start = pairs.expert->blob + reinterpret_cast<uintptr_t>(pairs.up.start);
-        ring.count_first(start(pairs, ring.first_copy(), ring.first_stage(), lane), lane);
+        const Fetched fetched = start(pairs, ring.first_copy(), ring.first_stage(), lane);
+        advance(share(), pairs.num_rows, lane);
+        ring.count_first(fetched, lane);
     }
 
     // The same items.
@@ -94,8 +96,8 @@ class GateUpItems {
     __device__ __forceinline__ explicit GateUpItems(const GateUpItems<Other>& items)
         : p_(items.p_), plan_(items.plan_), list_(items.list_), shared_(items.shared_), warp_(items.warp_) {}
 
-    __device__ __forceinline__ Fetched fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
-        const RowPairs pairs = at(item);
+    __device__ __forceinline__ Fetched fetch(int, device::StagedCopy& copy, uint8_t* stage, int lane) const {
+        const RowPairs pairs = next(lane);
         if (pairs.num_rows > 0 && is_streamed(*pairs.expert)) await_posts(list_, p_.state, p_.layer, lane);
         return start(pairs, copy, stage, lane);
     }
@@ -154,30 +156,28 @@ class GateUpItems {
         return pairs.is_last ? Fetched::last : Fetched::more;
     }
 
-    // Beyond the warp's last item there are no rows.
-    __device__ __forceinline__ RowPairs at(int item) const {
-        const int stage_rows = plan_.ring_plan.stage_rows;
-        int index = share().expert, row = share().row, left = share().num_rows;
-#pragma unroll 1
-        while (left > 0) {
-            const int here = min(p_.gate.rows - row, left), skipped = item * stage_rows;
-            if (skipped < here) {
-                row += skipped;
-                const int num_rows = min(stage_rows, here - skipped);
-                const RoutedExpert& expert = list_.experts[list_.of_side[kCardSide][index]];
-                return {&expert,
-                        row,
-                        num_rows,
-                        span_of(expert, p_.gate, row, num_rows),
-                        span_of(expert, p_.up, row, num_rows),
-                        left == here && skipped + num_rows == here};
-            }
-            left -= here;
-            if (left > 0) item -= (here + stage_rows - 1) / stage_rows;
-            row = 0;
-            index++;
-        }
-        return {};
+    // The next rows of the warp's share; beyond its last there are none.
+    __device__ __forceinline__ RowPairs next(int lane) const {
+        const ShareOfExperts left = share();
+        if (left.num_rows == 0) return {};
+        const int here = min(p_.gate.rows - left.row, left.num_rows), num_rows = min(here, plan_.ring_plan.stage_rows);
+        const RoutedExpert& expert = list_.experts[list_.of_side[kCardSide][left.expert]];
+        advance(left, num_rows, lane);
+        return {&expert,
+                left.row,
+                num_rows,
+                span_of(expert, p_.gate, left.row, num_rows),
+                span_of(expert, p_.up, left.row, num_rows),
+                num_rows == left.num_rows};
+    }
+
+    // After a fetch of so many rows of `left`, the share as it was.
+    __device__ __forceinline__ void advance(const ShareOfExperts& left, int num_rows, int lane) const {
+        const bool ends = left.row + num_rows == p_.gate.rows;  // the expert
+        const ShareOfExperts now = {left.expert + ends, ends ? 0 : left.row + num_rows, left.num_rows - num_rows};
+        __syncwarp();  // all lanes have read it
+        if (lane == 0) share() = now;
+        __syncwarp();
     }
 
     // results()[input][gate rows, then up rows]

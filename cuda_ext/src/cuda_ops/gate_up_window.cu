@@ -5,51 +5,38 @@
 
 #include "base/require.h"
 #include "cuda_ops/gate_up_items.cuh"
-#include "cuda_ops/norm_rows.cuh"
+#include "cuda_ops/norm_row.cuh"
+#include "cuda_ops/norm_window.h"
 #include "device/launch.h"
 
 namespace tandem::cuda {
 
 namespace {
 
-constexpr size_t kNormBytes = 64 * 1024;  // rows of more than this together are normed one after the other
-constexpr int kSharedPercent = 58;        // of a multiprocessor's, so that the next kernel's blocks find room while these still run
+constexpr int kSharedPercent = 58;  // of a multiprocessor's, so that the next kernel's blocks find room while these still run
 
-__device__ __forceinline__ NormRows norm_of(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
-    NormRows rows{};
-    rows.x = p.hidden;
-    rows.gamma = p.gamma;
-    rows.width = p.gate.columns;
-    rows.eps = p.eps;
-    rows.num_rows = 1;
-    rows.inverse = reinterpret_cast<float*>(shared + plan.inverse);
-    if (plan.wants_groups()) rows.groups = reinterpret_cast<quant::SharedGroup*>(shared + plan.groups);
-    if (plan.wants_values()) rows.values = reinterpret_cast<float*>(shared + plan.values);
-    rows.scratch = plan.wants_values() ? rows.values : reinterpret_cast<float*>(shared + plan.scratch);
-    return rows;
+__device__ __forceinline__ NormRow norm_of(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
+    NormRow row{};
+    row.x = p.hidden;
+    row.gamma = p.gamma;
+    row.width = p.gate.columns;
+    row.eps = p.eps;
+    row.inverse = reinterpret_cast<float*>(shared + plan.inverse);
+    if (plan.wants_groups()) row.groups = reinterpret_cast<quant::SharedGroup*>(shared + plan.groups);
+    if (plan.wants_values()) row.values = reinterpret_cast<float*>(shared + plan.values);
+    row.scratch = plan.wants_values() ? row.values : reinterpret_cast<float*>(shared + plan.scratch);
+    return row;
 }
 
-// The norm of several rows.
-__device__ __forceinline__ void norm(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
-    const int width = p.gate.columns, groups = (width + quant::kSuper - 1) / quant::kSuper;
-#pragma unroll 1
-    for (int first = 0; first < p.num_rows; first += plan.norm_rows) {
-        NormRows rows = norm_of(p, plan, shared);
-        rows.x += first * width;
-        rows.num_rows = min(plan.norm_rows, p.num_rows - first);
-        rows.inverse += first;
-        if (rows.groups) rows.groups += first * groups;
-        if (rows.values) rows.scratch = rows.values += first * width;
-        norm_rows(rows, threadIdx.x, kWindowThreads);
-    }
-}
-
-// Lets down_window weigh its rows while this kernel still runs. One block tells; the norm's barrier must come before.
-__device__ __forceinline__ void tell_inverse(const GateUpProblem& p, const GateUpPlan& plan, const unsigned char* shared) {
-    if (blockIdx.x != 0 || threadIdx.x != 0) return;
-    const auto* inverse = reinterpret_cast<const uint32_t*>(shared + plan.inverse);
-    for (int row = 0; row < p.num_rows; row++)
-        device::store_word_device(p.state->normed + row, static_cast<uint64_t>(p.layer + 1) << 32 | inverse[row]);
+// Several rows as norm_window has left them. A barrier must follow.
+__device__ __forceinline__ void load_normed(const GateUpProblem& p, const GateUpPlan& plan, unsigned char* shared) {
+    const int width = p.gate.columns, thread = threadIdx.x;
+    if (plan.wants_groups())
+        quant::load_groups(p.groups, reinterpret_cast<quant::SharedGroup*>(shared + plan.groups),
+                           p.num_rows * ((width + quant::kSuper - 1) / quant::kSuper), thread, kWindowThreads);
+    if (plan.wants_values())
+        for (int i = thread; i < p.num_rows * width; i += kWindowThreads)
+            reinterpret_cast<float*>(shared + plan.values)[i] = __ldcg(p.values + i);
 }
 
 // What others are told of the window's input and of their experts, but for the number; one block calls it.
@@ -94,17 +81,16 @@ __device__ void post_misses(const GateUpProblem& p, const GateUpPlan& plan, cons
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreadsOf<T>, 2)
+__global__ void __launch_bounds__(kWindowThreads, kBlocksOf<T>)
     gate_up_kernel(const __grid_constant__ GateUpProblem p, const __grid_constant__ GateUpPlan plan) {
     unsigned char* shared = device::dynamic_shared();
     RoutedList& list = *reinterpret_cast<RoutedList*>(shared);
-    constexpr int num_threads = kThreadsOf<T>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     StageRing ring(shared + plan.rings, plan.ring_plan, warp, lane);
-    load_slots(list, p.places, p.choice.num_experts, thread, num_threads);
-    if (quant::table_bytes(p.gate.type) > 0) quant::load_table(p.gate.type, shared + plan.gate_table, thread, num_threads);
+    load_slots(list, p.places, p.choice.num_experts, thread, kWindowThreads);
+    if (quant::table_bytes(p.gate.type) > 0) quant::load_table(p.gate.type, shared + plan.gate_table, thread, kWindowThreads);
     if (p.up.type != p.gate.type && quant::table_bytes(p.up.type) > 0)
-        quant::load_table(p.up.type, shared + plan.up_table, thread, num_threads);
+        quant::load_table(p.up.type, shared + plan.up_table, thread, kWindowThreads);
     const GateUpItems<T> items(p, plan, list, shared, warp);
     const bool fetches = warp < plan.ring_plan.num_warps;
     bool has_fetched = false;
@@ -114,11 +100,11 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
         items.plan_first(lane);
         device::wait_prerequisites();
         device::launch_dependents();
+        const NormRow norm = norm_of(p, plan, shared);
         ScoreKeys keys{};
-        if (warp == num_threads / 32 - 1) keys = load_keys(p.choice.sums, p.choice.num_experts, lane);
-        norm_one_row(
-            norm_of(p, plan, shared), gamma, thread, num_threads,
-            [&](int lane) { route_one_row(list, p.choice, p.places, keys, lane); },
+        if (warp == kWindowThreads / 32 - 1) keys = load_keys(p.choice.sums, p.choice.num_experts, lane);
+        norm_row(
+            norm, gamma, thread, kWindowThreads, [&](int lane) { route_one_row(list, p.choice, p.places, keys, lane); },
             [&] {
                 // Posts come before what is read over the same bus.
                 has_fetched = !list.asks_others() && !plan.wants_values();
@@ -128,17 +114,18 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
                     items.take_share(list.num_of_side[kCardSide], lane);
                 }
                 if (has_fetched && fetches) ring.fetch(items, lane);
-                tell_inverse(p, plan, shared);
+                if (blockIdx.x == 0 && thread == 0) tell_inverse(p.state, p.layer, 0, *norm.inverse);
             });
     } else {
+        // The sums come from a kernel before the one right before this one.
+        route_rows(list, p.choice, p.places, p.num_rows, thread, kWindowThreads);
+        items.take_share(list.num_of_side[kCardSide], lane);
+        has_fetched = !list.asks_others();
+        if (has_fetched && fetches) ring.fetch(items, lane);
         device::wait_prerequisites();
         device::launch_dependents();
-        norm(p, plan, shared);
-        device::fence_stores();
+        load_normed(p, plan, shared);
         __syncthreads();
-        tell_inverse(p, plan, shared);
-        route_rows(list, p.choice, p.places, p.num_rows, thread, num_threads);
-        items.take_share(list.num_of_side[kCardSide], lane);
     }
     if (blockIdx.x == 0) post_misses(p, plan, list, shared);
     if (fetches && !has_fetched) ring.fetch(items, lane);
@@ -155,16 +142,16 @@ bool has_own_kernel(const GateUpProblem& p) {
 }
 
 // One stage for each warp, since a stage more costs as many instructions as its rows; no warps where it does not fit.
-RingPlan plan_single_stage(size_t available, int num_warps, int rows, const StagedRows& staged) {
+RingPlan plan_single_stage(size_t available, int rows, const StagedRows& staged) {
     if (rows > kMaxGateUpStageRows) return {};
-    const size_t stage = staged.stage_bytes(rows), all = ring_bytes(num_warps, 1, stage);
+    const size_t stage = staged.stage_bytes(rows), all = ring_bytes(kWindowWarps, 1, stage);
     if (all > available) return {};
-    return {num_warps, 1, rows, static_cast<uint32_t>(stage), static_cast<uint32_t>(all)};
+    return {kWindowWarps, 1, rows, static_cast<uint32_t>(stage), static_cast<uint32_t>(all)};
 }
 
 }  // namespace
 
-GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_threads) {
+GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card) {
     check_routing(p.num_rows, p.choice);
     check_part(p.gate, p.places);
     check_part(p.up, p.places);
@@ -178,27 +165,25 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
     pieces.take(sizeof(RoutedList));
     plan.groups = pieces.take(plan.wants_groups() ? p.num_rows * ((columns + 255) / 256) * sizeof(quant::ActGroup) : 0);
     plan.values = pieces.take(plan.wants_values() ? p.num_rows * columns * sizeof(float) : 0);
-    plan.inverse = pieces.take(kMaxWindowRows * sizeof(float));
+    plan.inverse = pieces.take(sizeof(float));
     plan.gate_table = pieces.take(quant::table_bytes(p.gate.type));
     plan.up_table = p.up.type == p.gate.type ? plan.gate_table : pieces.take(quant::table_bytes(p.up.type));
-    const int num_warps = num_threads / 32;
-    plan.shares = pieces.take(num_warps * sizeof(ShareOfExperts));
-    plan.firsts = pieces.take(has_own_kernel(p) ? num_warps * sizeof(FirstStage) : 0);
-    plan.results = pieces.take(num_warps * kGateUpResults * sizeof(float));
+    plan.shares = pieces.take(kWindowWarps * sizeof(ShareOfExperts));
+    plan.firsts = pieces.take(has_own_kernel(p) ? kWindowWarps * sizeof(FirstStage) : 0);
+    plan.results = pieces.take(kWindowWarps * kGateUpResults * sizeof(float));
     plan.rings = pieces.take(0);
     const StagedRows staged = staged_rows(p.gate) + staged_rows(p.up);
     // Of a warp, if each of a single row's experts is on the card.
-    const int warps_per_expert = std::max(1, plan.num_blocks * num_warps / p.choice.top_k);
+    const int warps_per_expert = std::max(1, plan.num_blocks * kWindowWarps / p.choice.top_k);
     const int share_rows = p.num_rows == 1 ? (p.gate.rows + warps_per_expert - 1) / warps_per_expert : 0;
-    const size_t value_bytes = columns * sizeof(float);
-    plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, p.num_rows));
-    const size_t scratch_bytes = plan.wants_values() ? 0 : plan.norm_rows * value_bytes;
-    for (const size_t limit : {card.modest_shared_bytes(kSharedPercent), card.block_shared_bytes}) {
-        if (limit < plan.rings + ring_bytes(num_warps, kMaxStages, 0) + scratch_bytes) continue;
+    const size_t scratch_bytes = !has_own_kernel(p) || plan.wants_values() ? 0 : columns * sizeof(float);
+    const size_t least = has_own_kernel(p) ? card.modest_shared_bytes(kSharedPercent) : card.block_shared_bytes;
+    for (const size_t limit : {least, card.block_shared_bytes}) {
+        if (limit < plan.rings + ring_bytes(kWindowWarps, kMaxStages, 0) + scratch_bytes) continue;
         for (int rows = share_rows; rows > share_rows / 2 && plan.ring_plan.num_warps == 0; rows--)
-            plan.ring_plan = plan_single_stage(limit - plan.rings, num_warps, rows, staged);
+            plan.ring_plan = plan_single_stage(limit - plan.rings, rows, staged);
         if (plan.ring_plan.num_warps > 0) break;
-        plan.ring_plan = plan_rings(limit - plan.rings, {num_warps, 2, kGateUpStageRows}, staged);
+        plan.ring_plan = plan_rings(limit - plan.rings, {kWindowWarps, 2, kGateUpStageRows}, staged);
         if (plan.ring_plan.num_stages >= 2) break;
     }
     require(plan.ring_plan.num_warps > 0, "gate and up rows of " + std::to_string(staged.nbytes) + " bytes for " +
@@ -210,10 +195,12 @@ GateUpPlan plan_gate_up(const GateUpProblem& p, const CardShape& card, int num_t
 }
 
 void gate_up_window(const GateUpProblem& p, const CardShape& card, bool dependent, cudaStream_t stream) {
-    const int num_threads = has_own_kernel(p) ? kOneRowThreads : kWindowThreads;
-    const GateUpPlan plan = plan_gate_up(p, card, num_threads);
-    const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(num_threads);
-    device::launch({dim3(blocks), dim3(threads), plan.shared_bytes, stream, dependent},
+    const GateUpPlan plan = plan_gate_up(p, card);
+    if (!has_own_kernel(p))
+        norm_window({p.num_rows, p.hidden, p.gamma, p.gate.columns, p.eps, plan.wants_groups() ? p.groups : nullptr,
+                     plan.wants_values() ? p.values : nullptr, p.state, p.layer},
+                    dependent, stream);
+    device::launch({dim3(static_cast<unsigned>(plan.num_blocks)), dim3(kWindowThreads), plan.shared_bytes, stream, dependent},
                    has_own_kernel(p) ? quant::kernel_of<GateUpInstance>(p.gate.type) : gate_up_kernel<quant::AnyType>, p, plan);
 }
 

@@ -15,7 +15,9 @@ struct GateUpProblem {
     const float* hidden;  // [rows, columns]
     const float* gamma;   // [columns]
     float eps;
-    Choice choice;
+    quant::ActGroup* groups;  // [rows, ceil(columns / 256)] and
+    float* values;            // [rows, columns]: where several rows go in between, quantised or as floats
+    Choice choice;            // its sums come from a kernel before the one right before this one
     ExpertPlaces places;
     BlobPart gate;  // [width, columns]
     BlobPart up;
@@ -28,7 +30,6 @@ struct GateUpProblem {
 // The grid, and offsets into a block's shared memory.
 struct GateUpPlan {
     int32_t num_blocks;
-    int32_t norm_rows;       // rows that are normed at a time
     bool gate_wants_values;  // floats, else quantised input rows
     bool up_wants_values;
     uint32_t groups;
@@ -36,7 +37,7 @@ struct GateUpPlan {
     uint32_t inverse;
     uint32_t gate_table;
     uint32_t up_table;
-    uint32_t scratch;  // of the norm: float [norm_rows, columns], where the stages will be; `values` where there are some
+    uint32_t scratch;  // of the norm of one row: float [columns], where the stages will be; `values` where there are some
     uint32_t shares;   // ShareOfExperts [warps]
     uint32_t firsts;   // FirstStage [warps], for one row and one type
     uint32_t results;  // float [warps, kMaxWindowRows, 2 * stage_rows]
@@ -48,8 +49,8 @@ struct GateUpPlan {
     TANDEM_HD bool wants_values() const { return gate_wants_values || up_wants_values; }
 };
 
-// For blocks of `num_threads` threads. Throws std::invalid_argument for problems that the card cannot hold.
-GateUpPlan plan_gate_up(const GateUpProblem& problem, const CardShape& card, int num_threads);
+// Throws std::invalid_argument for problems that the card cannot hold.
+GateUpPlan plan_gate_up(const GateUpProblem& problem, const CardShape& card);
 
 // `dependent`: a programmatic dependent launch.
 void gate_up_window(const GateUpProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream);

@@ -54,6 +54,13 @@ struct MatmulWindowProblem {
     Products products;
 };
 
+// Weight rows, of one product after the other, that a warp has yet to fetch.
+struct RowsLeft {
+    int product;  // of the first row
+    int row;
+    int num_rows;
+};
+
 // How a launch is cut, and offsets into a block's shared memory.
 struct ProductsPlan {
     int32_t num_blocks;
@@ -62,13 +69,14 @@ struct ProductsPlan {
     int32_t share_rest;    // of so many warps, one more
     int32_t block_groups;  // with a router: groups of kRouterGroup weight rows of a block;
     int32_t block_rest;    // of so many blocks, one more
-    int32_t norm_rows;     // of these, rows that are normed at once
     bool wants_groups;
     bool wants_values;
     uint32_t groups;
     uint32_t values;
-    uint32_t scratch;  // of the norm: float [norm_rows, columns]; `values` where there are some
+    uint32_t scratch;  // of the norm: float [columns]; `values` where there are some
     uint32_t inverse;
+    bool is_long;     // takes a multiprocessor's memory, so that no other block can run there
+    uint32_t shares;  // RowsLeft [warps]
     uint32_t tables[kMaxProducts];
     uint32_t results;  // float [warps, launch_rows, stage_rows]
     uint32_t outputs;  // with a router: RouterOutput [rows of a block]
@@ -78,8 +86,8 @@ struct ProductsPlan {
     RingPlan ring_plan;
 };
 
-// A pure function. Throws std::invalid_argument where the matrices do not fit together, or one row of each kind does not fit
-// the card's shared memory, with the router's part if there is one.
+// A pure function. `with_norm`: of one row. Throws std::invalid_argument where the matrices do not fit together, or one row of each
+// kind does not fit the card's shared memory, with the router's part if there is one.
 ProductsPlan plan_products(const Products& products, int num_rows, bool with_norm, const CardShape& card);
 
 void matmul_window(const MatmulWindowProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Products of matrices and the RMS norm of a window's rows, in one launch: the bits of ops/norm.h and then ops/matmul.h.
+// Products of matrices and the RMS norm of a window's rows: the bits of ops/norm.h and then ops/matmul.h. One row takes one launch.
 //
 // Serves query, key and value of attention, a router, and the head: rows of the window that want no logits are left out by
 // pointing `x` at the first one that does.
@@ -13,6 +13,8 @@ struct NormMatmulWindowProblem {
     const float* gamma;  // [columns], 16-byte aligned
     float eps;
     Products products;
+    quant::ActGroup* groups;  // as in MatmulWindowProblem: where several rows go in between
+    float* values;
 };
 
 void norm_matmul_window(const NormMatmulWindowProblem& problem, const CardShape& card, bool dependent, cudaStream_t stream);

@@ -71,8 +71,21 @@ class ProductItems {
     __device__ __forceinline__ ProductItems(const Products& products, const ProductsPlan& plan, int num_inputs, int warp)
         : products_(products), plan_(plan), num_inputs_(num_inputs), warp_(warp) {}
 
-    __device__ __forceinline__ Fetched fetch(int item, device::StagedCopy& copy, uint8_t* stage, int lane) const {
-        const StageOfRows rows = at(item);
+    // Before the first fetch().
+    __device__ __forceinline__ void take_share(int lane) const {
+        if (lane == 0) {
+            const EvenShare rows = share();
+            RowsLeft mine = {0, rows.begin, rows.end - rows.begin};
+#pragma unroll 1
+            while (mine.num_rows > 0 && mine.row >= products_.product[mine.product].weights.rows)
+                mine.row -= products_.product[mine.product++].weights.rows;
+            left() = mine;
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ Fetched fetch(int, device::StagedCopy& copy, uint8_t* stage, int lane) const {
+        const StageOfRows rows = next(lane);
         if (rows.num_rows == 0) return Fetched::none;
         if (lane == 0) note_of<Note>(stage) = {rows.product, rows.row, rows.num_rows, rows.span.offset};
         copy.start(stage, rows.span.start, rows.span.nbytes, lane);
@@ -126,9 +139,10 @@ class ProductItems {
         } else {
 #pragma unroll 1
             while (!ring.is_done()) {
-                const int product = at(ring.num_computed()).product, end = end_of(product);
+                const int product = note_of<Note>(ring.next_stage()).product;
                 quant::with_type(products_.product[product].weights.type, [&]<class Own>() TANDEM_INLINE_BODY {
-                    ring.run_until(end, ProductItems<Own>(products_, plan_, num_inputs_, warp_), *this, lane);
+                    const auto is_of_product = [&](const uint8_t* stage) { return note_of<Note>(stage).product == product; };
+                    ring.run_while(is_of_product, ProductItems<Own>(products_, plan_, num_inputs_, warp_), *this, lane);
                 });
             }
         }
@@ -151,42 +165,23 @@ class ProductItems {
         return {rows.begin + own.begin, rows.begin + own.end};
     }
 
-    // Beyond the warp's last item there are no rows.
-    __device__ __forceinline__ StageOfRows at(int item) const {
-        const int stage_rows = plan_.ring_plan.stage_rows;
-        int row = share().begin, left = share().end - row;
-#pragma unroll 1
-        for (int product = 0; left > 0; product++) {
-            const DeviceMatrix& weights = products_.product[product].weights;
-            const int here = min(weights.rows - row, left), skipped = item * stage_rows;
-            if (skipped < here) {
-                row += skipped;
-                const int num_rows = min(stage_rows, here - skipped);
-                return {product, row, num_rows,
-                        device::aligned_span(weights.data + row * weights.row_bytes, num_rows * weights.row_bytes),
-                        left == here && skipped + num_rows == here};
-            }
-            row = max(0, row - weights.rows);
-            if (here <= 0) continue;
-            left -= here;
-            if (left > 0) item -= (here + stage_rows - 1) / stage_rows;
-        }
-        return {};
+    __device__ __forceinline__ RowsLeft& left() const {
+        return reinterpret_cast<RowsLeft*>(device::dynamic_shared() + plan_.shares)[warp_];
     }
 
-    // The number of the first item behind those of a product.
-    __device__ __forceinline__ int end_of(int product) const {
-        int row = share().begin, left = share().end - row, end = 0;
-#pragma unroll 1
-        for (int i = 0; i <= product; i++) {
-            const int rows = products_.product[i].weights.rows, here = min(rows - row, left);
-            row = max(0, row - rows);
-            if (here <= 0) continue;
-            left -= here;
-            if (left == 0) return kEveryItem;
-            end += (here + plan_.ring_plan.stage_rows - 1) / plan_.ring_plan.stage_rows;
-        }
-        return end;
+    // The next rows of the warp's share; beyond its last there are none.
+    __device__ __forceinline__ StageOfRows next(int lane) const {
+        const RowsLeft now = left();
+        if (now.num_rows == 0) return {};
+        const DeviceMatrix& weights = products_.product[now.product].weights;
+        const int here = min(weights.rows - now.row, now.num_rows), num_rows = min(here, plan_.ring_plan.stage_rows);
+        const bool ends = now.row + num_rows == weights.rows;  // the product
+        __syncwarp();                                          // all lanes have read what is left
+        if (lane == 0) left() = {now.product + ends, ends ? 0 : now.row + num_rows, now.num_rows - num_rows};
+        __syncwarp();
+        return {now.product, now.row, num_rows,
+                device::aligned_span(weights.data + now.row * weights.row_bytes, num_rows * weights.row_bytes),
+                num_rows == now.num_rows};
     }
 
     const Products& products_;
@@ -197,10 +192,9 @@ class ProductItems {
 
 static_assert(kMaxWindowRows * 4 <= 32, "a lane takes one result of a stage");
 
-// Instance<T>::kernel that multiplies `num_rows` rows by these products.
+// Instance<T>::kernel that multiplies one row by these products.
 template <template <class> class Instance>
-auto kernel_for(const Products& products, int num_rows) {
-    if (num_rows > 1) return Instance<quant::AnyType>::kernel;
+auto kernel_for(const Products& products) {
     const quant::Type type = products.product[0].weights.type;
     for (int i = 1; i < products.num_products; i++)
         if (products.product[i].weights.type != type) return Instance<quant::EachType>::kernel;

@@ -13,12 +13,11 @@ namespace tandem::cuda {
 
 namespace {
 
-constexpr int64_t kMaxStageRows = 4;      // dot_rows is at its best with four rows at a time
-constexpr int64_t kMaxSingleRows = 8;     // of a single stage, for one input row
-constexpr int kLongRows = 16;             // of a warp
-constexpr size_t kMarginBytes = 32;       // of a stage: copies begin and end at multiples of 16, dot products read 3 bytes beyond
-constexpr size_t kNormBytes = 32 * 1024;  // rows of more than this together are normed one after the other
-constexpr size_t kSharedPercent = 48;     // of a multiprocessor's, so that the next kernel's blocks find room meanwhile
+constexpr int64_t kMaxStageRows = 4;   // dot_rows is at its best with four rows at a time
+constexpr int64_t kMaxSingleRows = 8;  // of a single stage, for one input row
+constexpr int kLongRows = 16;          // of a warp
+constexpr size_t kMarginBytes = 32;    // of a stage: copies begin and end at multiples of 16, dot products read 3 bytes beyond
+constexpr size_t kSharedPercent = 48;  // of a multiprocessor's, so that the next kernel's blocks find room meanwhile
 
 int64_t divide_up(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -65,8 +64,8 @@ Shape shape_of(const Products& products) {
 }
 
 // Of a block: where there are few rows, each block has some.
-int useful_warps(const Shape& shape, int num_rows, int num_blocks) {
-    return static_cast<int>(std::min<int64_t>(window_warps(num_rows), divide_up(shape.num_weight_rows, num_blocks)));
+int useful_warps(const Shape& shape, int num_blocks) {
+    return static_cast<int>(std::min<int64_t>(kWindowWarps, divide_up(shape.num_weight_rows, num_blocks)));
 }
 
 // The best rings that fit into `available` bytes: stages of up to kMaxStageRows rows, two of them at least where a warp needs more
@@ -93,26 +92,28 @@ RingPlan plan_product_rings(size_t available, int num_warps, int64_t num_weight_
 }
 
 // The plan for `num_rows` rows a launch; its ring has no warps where they do not fit.
-ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_rows, bool with_norm, int num_blocks, size_t limit) {
+ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_rows, bool with_norm, int num_blocks, bool is_long,
+                         size_t limit) {
     const size_t value_bytes = shape.columns * sizeof(float);
     ProductsPlan plan{};
     plan.num_blocks = num_blocks;
     plan.launch_rows = num_rows;
-    plan.norm_rows = static_cast<int32_t>(std::clamp<size_t>(kNormBytes / value_bytes, 1, num_rows));
     plan.wants_groups = shape.wants_groups;
     plan.wants_values = shape.wants_values;
     SharedPieces pieces;
     plan.groups = pieces.take(shape.wants_groups ? num_rows * groups_of(shape.columns) * sizeof(quant::ActGroup) : 0);
     plan.values = pieces.take(shape.wants_values ? num_rows * value_bytes : 0);
-    plan.scratch = shape.wants_values ? plan.values : pieces.take(with_norm ? plan.norm_rows * value_bytes : 0);
-    plan.inverse = pieces.take(kMaxWindowRows * sizeof(float));
+    plan.scratch = shape.wants_values ? plan.values : pieces.take(with_norm ? value_bytes : 0);
+    plan.inverse = pieces.take(sizeof(float));
+    plan.is_long = is_long;
+    plan.shares = pieces.take(kWindowWarps * sizeof(RowsLeft));
     for (int i = 0; i < products.num_products; i++) {
         plan.tables[i] = pieces.take(quant::table_bytes(products.product[i].weights.type));
         for (int j = 0; j < i; j++)
             if (products.product[j].weights.type == products.product[i].weights.type) plan.tables[i] = plan.tables[j];
     }
-    plan.results = pieces.take(window_warps(num_rows) * num_rows * std::max(kMaxStageRows, num_rows == 1 ? kMaxSingleRows : 0) *
-                               sizeof(float));
+    plan.results =
+        pieces.take(kWindowWarps * num_rows * std::max(kMaxStageRows, num_rows == 1 ? kMaxSingleRows : 0) * sizeof(float));
     if (const RouterTail& router = products.router; router.weights) {
         const int64_t groups = router_groups(shape.num_weight_rows), rows = divide_up(groups, num_blocks) * kRouterGroup;
         plan.block_groups = static_cast<int32_t>(groups / num_blocks);
@@ -122,8 +123,8 @@ ProductsPlan plan_launch(const Products& products, const Shape& shape, int num_r
     }
     plan.rings = pieces.take(0);
     if (plan.rings >= limit) return plan;
-    plan.ring_plan = plan_product_rings(limit - plan.rings, useful_warps(shape, num_rows, num_blocks), shape.num_weight_rows,
-                                        shape.row_bytes, num_blocks, num_rows == 1 ? kMaxSingleRows : 0);
+    plan.ring_plan = plan_product_rings(limit - plan.rings, useful_warps(shape, num_blocks), shape.num_weight_rows, shape.row_bytes,
+                                        num_blocks, num_rows == 1 ? kMaxSingleRows : 0);
     plan.shared_bytes = plan.rings + plan.ring_plan.nbytes;
     if (const int64_t warps = int64_t{num_blocks} * plan.ring_plan.num_warps; warps > 0) {
         plan.share_rows = static_cast<int32_t>(shape.num_weight_rows / warps);
@@ -146,16 +147,18 @@ Products rows_from(Products products, int first) {
 
 ProductsPlan plan_products(const Products& products, int num_rows, bool with_norm, const CardShape& card) {
     check(products, num_rows);
+    require(!with_norm || num_rows == 1, "the norm of several rows is not made beside their products");
     const Shape shape = shape_of(products);
     // A kernel that runs for long gains more from memory than from the next one's blocks beside it.
-    const bool is_long = shape.num_weight_rows > int64_t{kLongRows} * card.num_window_blocks() * window_warps(num_rows);
+    const bool is_long = shape.num_weight_rows > int64_t{kLongRows} * card.num_window_blocks() * kWindowWarps;
     const size_t modest = is_long ? card.block_shared_bytes : card.modest_shared_bytes(kSharedPercent);
     for (const size_t limit : {modest, card.block_shared_bytes}) {
-        const ProductsPlan plan = plan_launch(products, shape, num_rows, with_norm, card.num_window_blocks(), limit);
-        if (plan.ring_plan.num_warps == useful_warps(shape, num_rows, card.num_window_blocks())) return plan;
+        const ProductsPlan plan = plan_launch(products, shape, num_rows, with_norm, card.num_window_blocks(), is_long, limit);
+        if (plan.ring_plan.num_warps == useful_warps(shape, card.num_window_blocks())) return plan;
     }
     for (int rows = num_rows; rows >= 1; rows--) {
-        const ProductsPlan plan = plan_launch(products, shape, rows, with_norm, card.num_window_blocks(), card.block_shared_bytes);
+        const ProductsPlan plan =
+            plan_launch(products, shape, rows, with_norm, card.num_window_blocks(), is_long, card.block_shared_bytes);
         if (plan.ring_plan.num_warps > 0 && (rows == 1 || plan.ring_plan.num_warps > 1)) return plan;
     }
     throw std::invalid_argument("weight rows of " + std::to_string(shape.row_bytes) + " bytes and an input row of " +

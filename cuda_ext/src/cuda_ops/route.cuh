@@ -51,11 +51,10 @@ struct RoutedList {
     int32_t side_place[kMaxPairs];  // place of the pair's row among those of its side
     int32_t pairs[kMaxPairs];
     RoutedExpert experts[kMaxPairs];
-    uint8_t of_side[kNumSides][kMaxPairs];  // indices of its experts
-    int32_t first_pair[kMaxPairs];          // scratch: the first pair with the same expert
-    uint32_t firsts[kMaxPairs / 32];        // scratch: which pairs are such
-    uint32_t misses[kMaxPairs / 32];        // scratch: and absent
-    StreamedRatios streamed;                // as this card can
+    uint8_t of_side[kNumSides][kMaxPairs];          // indices of its experts
+    alignas(4) uint8_t rows_of[kMaxRoutedExperts];  // scratch: which rows chose an expert, one bit each
+    uint8_t index_of[kMaxRoutedExperts];            // scratch: its index into `experts`
+    StreamedRatios streamed;                        // as this card can
     int32_t num_experts;
     bool all_own;                    // of a window of one row: each expert lies in a slot of this card
     int32_t num_of_side[kNumSides];  // experts
@@ -239,8 +238,7 @@ __device__ __forceinline__ void list_one_row(RoutedList& r, const ExpertPlaces& 
 
 }  // namespace detail
 
-// Everything but the weights. All threads of the block call, at least kMaxPairs + kNumSides of them; has barriers inside and one at
-// its end.
+// Everything but the weights. All threads of the block call; has barriers inside and one at its end.
 __device__ void route_rows(RoutedList& r, const Choice& p, const ExpertPlaces& places, int num_rows, int thread, int num_threads);
 
 // The keys of one row of sums, by one warp.

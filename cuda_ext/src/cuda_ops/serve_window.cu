@@ -71,7 +71,7 @@ struct ServedRequest {
             asked.layer < static_cast<uint32_t>(p.num_layers) && asked.num_rows <= static_cast<uint32_t>(p.max_rows);
         if (has_layer) {
             const ServedLayer& layer = p.layers[asked.layer + (asked.num_rows > 1 ? p.num_layers : 0)];
-            static_assert(sizeof(Work) % 8 == 0 && sizeof(Work) / 8 <= kOneRowThreads);
+            static_assert(sizeof(Work) % 8 == 0 && sizeof(Work) / 8 <= kWindowThreads);
             if (thread < static_cast<int>(sizeof(Work) / 8))
                 reinterpret_cast<uint64_t*>(&work)[thread] =
                     __ldcg(reinterpret_cast<const unsigned long long*>(&(layer.*work_of)) + thread);
@@ -140,13 +140,13 @@ __device__ __forceinline__ void load_inputs(const MissPost& post, const ServedGa
     const int columns = work.problem.gate.columns, groups = (columns + quant::kSuper - 1) / quant::kSuper, thread = threadIdx.x;
     if (work.plan.wants_groups())
         quant::load_groups(post.groups, reinterpret_cast<quant::SharedGroup*>(shared + work.plan.groups), num_rows * groups, thread,
-                           kOneRowThreads);
+                           kWindowThreads);
     if (work.plan.wants_values())
-        for (int i = thread; i < num_rows * columns; i += kOneRowThreads)
+        for (int i = thread; i < num_rows * columns; i += kWindowThreads)
             reinterpret_cast<float*>(shared + work.plan.values)[i] = __ldcg(post.values + i);
 }
 
-__global__ void __launch_bounds__(kOneRowThreads, 2) serve_gate_up_kernel(const __grid_constant__ ServeProblem p) {
+__global__ void __launch_bounds__(kWindowThreads, 2) serve_gate_up_kernel(const __grid_constant__ ServeProblem p) {
     ServedRequest<ServedGateUp>& served = served_request<ServedGateUp>();
     unsigned char* shared = device::dynamic_shared();
     RoutedList& list = *reinterpret_cast<RoutedList*>(shared);
@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(kOneRowThreads, 2) serve_gate_up_kernel(const 
     items.take_share(list.num_of_side[kCardSide], lane);
     const bool fetches = warp < plan.ring_plan.num_warps;
     if (fetches) ring.fetch(items, lane);
-    quant::load_table(work.gate.type, shared + plan.gate_table, thread, kOneRowThreads);
-    if (work.up.type != work.gate.type) quant::load_table(work.up.type, shared + plan.up_table, thread, kOneRowThreads);
+    quant::load_table(work.gate.type, shared + plan.gate_table, thread, kWindowThreads);
+    if (work.up.type != work.gate.type) quant::load_table(work.up.type, shared + plan.up_table, thread, kWindowThreads);
     load_inputs(p.post, served.work, static_cast<int>(served.request.num_rows), shared);
     __syncthreads();
     if (fetches) items.run(ring, lane);
@@ -186,7 +186,7 @@ __device__ __forceinline__ void answer(const ServeProblem& p, const ServedReques
     device::store_release_system(&p.counts->answered, number);
 }
 
-__global__ void __launch_bounds__(kOneRowThreads, 2) serve_down_kernel(const __grid_constant__ ServeProblem p, uint32_t number) {
+__global__ void __launch_bounds__(kWindowThreads, 2) serve_down_kernel(const __grid_constant__ ServeProblem p, uint32_t number) {
     ServedRequest<ServedDown>& served = served_request<ServedDown>();
     __shared__ bool is_last;
     RoutedList& list = *reinterpret_cast<RoutedList*>(device::dynamic_shared());
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kOneRowThreads, 2) serve_down_kernel(const __g
         const DownProblem& work = served.work.problem;
         const DownPlan& plan = served.work.plan;
         const DownBlock block(work, plan);
-        quant::load_table(work.down.type, block.shared + plan.table, thread, kOneRowThreads);
+        quant::load_table(work.down.type, block.shared + plan.table, thread, kWindowThreads);
         StageRing ring(block.shared + plan.rings, plan.ring_plan, warp, lane);
         const bool fetches = warp < plan.ring_plan.num_warps;
         DownPass pass = pass_from<quant::EachType>(list, 0, plan.held_pairs);
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kOneRowThreads, 2) serve_down_kernel(const __g
         const int num_pairs = static_cast<int>(served.request.num_pairs);
         multiply_down(work, plan, block, pass, ring, items, fetches, num_pairs);
         __syncthreads();
-        for (int i = thread; i < num_pairs * block.num_columns; i += kOneRowThreads) {
+        for (int i = thread; i < num_pairs * block.num_columns; i += kWindowThreads) {
             const int pair = i / block.num_columns, column = i % block.num_columns;
             p.post.rows[static_cast<int64_t>(pair) * work.down.rows + block.first_column + column] =
                 block.rows[pair * plan.block_columns + column];
@@ -256,14 +256,14 @@ ServedLayer plan_served(const ServedShape& shape, int num_rows, const CardShape&
     gate_up.gate = shape.gate;
     gate_up.up = shape.up;
     gate_up.h = shape.h;
-    layer.gate_up.plan = plan_gate_up(gate_up, part, kOneRowThreads);
+    layer.gate_up.plan = plan_gate_up(gate_up, part);
     down.choice = gate_up.choice;
     down.down = shape.down;
     down.h = shape.h;
-    layer.down.plan = plan_down(down, part, kOneRowThreads);
+    layer.down.plan = plan_down(down, part);
     DownProblem waiting = down;
     waiting.leaves_room = true;
-    if (shares_card) plan_down(waiting, card, window_threads(num_rows));
+    if (shares_card) plan_down(waiting, card);
     return layer;
 }
 
@@ -277,7 +277,7 @@ void size_launches(ServeProblem& problem, const std::vector<ServedLayer>& layers
 }
 
 void serve_window(const ServeProblem& problem, uint32_t number, bool fetched, cudaStream_t stream) {
-    const dim3 threads(kOneRowThreads);
+    const dim3 threads(kWindowThreads);
     const auto gate_up_blocks = static_cast<unsigned>(problem.gate_up_blocks),
                down_blocks = static_cast<unsigned>(problem.down_blocks);
     device::launch({dim3(gate_up_blocks), threads, problem.gate_up_shared_bytes, stream, fetched, true}, serve_gate_up_kernel,

@@ -7,8 +7,9 @@
 
 namespace tandem::cuda {
 
-template <class T>
-constexpr int kThreadsOf = quant::kOneRow<T> ? kOneRowThreads : kWindowThreads;
+// Blocks that share a multiprocessor.
+template <class T, int num_threads = kWindowThreads>
+constexpr int kBlocksOf = quant::kOneRow<T> ? 2 : kWindowThreads / num_threads;
 
 // Part `share` of `num` things in `num_shares` parts that differ by one at most.
 struct EvenShare {
@@ -31,8 +32,6 @@ __device__ __forceinline__ EvenShare even_share(int num, int share, int num_shar
     return share_of(each, num - each * num_shares, share);
 }
 
-constexpr int kEveryItem = 0x7fffffff;  // a number behind that of every item
-
 // What an item is, for who computes it: found out once, where it is fetched. One lane writes it.
 template <class Note>
 __device__ __forceinline__ Note& note_of(const uint8_t* stage) {
@@ -52,9 +51,9 @@ struct alignas(16) RingState {
     Fetched last;          // what the last fetch was
 };
 
-// `Items` is a warp's work, numbered from 0. It should know an item by its number, or its note, alone: what a warp keeps while it
-// multiplies costs registers that the dot products have not, and what they push out comes back through the first cache, which is
-// small.
+// `Items` is a warp's work, numbered from 0. It should know an item by its number, its note or what lies in shared memory alone:
+// what a warp keeps while it multiplies costs registers that the dot products have not, and what they push out comes back through
+// the first cache, which is small.
 //     Fetched fetch(int item, device::StagedCopy&, uint8_t* stage, int lane)   starts the copies of an item, if there is one, and
 //     writes
 //                                                                              its note
@@ -84,7 +83,7 @@ class StageRing {
     // Computes everything, and fetches what is left; after a fetch() of the same items.
     template <class Items>
     __device__ __forceinline__ void run(const Items& items, int lane) {
-        run_until(kEveryItem, items, items, lane);
+        run_while([](const uint8_t*) { return true; }, items, items, lane);
     }
 
     // For other items, once everything is computed.
@@ -94,11 +93,11 @@ class StageRing {
         __syncwarp();
     }
 
-    // Computes those up to number `end` by `some`, and fetches what `items` has left.
-    template <class Some, class Items>
-    __device__ __forceinline__ void run_until(int end, const Some& some, const Items& items, int lane) {
+    // Computes, by `some`, as long as `goes_on` with the next item's stage, whose note is there; fetches what `items` has left.
+    template <class GoesOn, class Some, class Items>
+    __device__ __forceinline__ void run_while(const GoesOn& goes_on, const Some& some, const Items& items, int lane) {
 #pragma unroll 1
-        while (state().num_computed < min(state().num_fetched, end)) {
+        while (!is_done() && goes_on(next_stage())) {
             copy_of(state().stage).wait(lane, state().parities >> state().stage & 1);
             some.compute(stage_of(state().stage), lane);
             __syncwarp();  // all lanes have read the stage
@@ -110,7 +109,8 @@ class StageRing {
     }
 
     __device__ __forceinline__ bool is_done() const { return state().num_computed == state().num_fetched; }
-    __device__ __forceinline__ int num_computed() const { return state().num_computed; }
+    // Of the next item, which is fetched; only where not all is done.
+    __device__ __forceinline__ const uint8_t* next_stage() const { return stage_of(state().stage); }
 
     // For who fetches the first item otherwise than by fetch().
     __device__ __forceinline__ uint8_t* first_stage() const { return stage_of(0); }

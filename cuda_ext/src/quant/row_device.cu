@@ -1,7 +1,6 @@
 #include "quant/row_device.cuh"
 
 #include "quant/grid.h"
-#include "quant/row_types.cuh"
 
 namespace tandem::quant {
 namespace {
@@ -28,16 +27,6 @@ __device__ __forceinline__ void fill_fours(const uint16_t* grid, int num_entries
 }
 
 }  // namespace
-
-__device__ void dot_shared_rows(Type type, SharedDots p) {
-    switch (type) {
-#define TANDEM_CASE(name, number) \
-    case Type::name:              \
-        return p.num_inputs() == 1 ? dot_one<name>(p) : dot_several<name>(p);
-        TANDEM_QUANT_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-    }
-}
 
 __device__ void load_table(Type type, void* table, int thread, int num_threads) {
     auto* words = static_cast<uint32_t*>(table);

@@ -5,10 +5,10 @@
 // and then, for any number of staged rows per warp:
 //     dot_rows(type, {...}, lane)
 //
-// dot_rows calls one function per type that is compiled once, for at most 128 registers a thread (CMakeLists.txt): kernels stay the
-// same for all types. dot_window_rows<T> (row_one.cuh) is the same for one input row and one type without a call, for kernels where
-// every microsecond counts: a call saves registers in local memory, and what a block of 512 threads saves does not fit the first
-// cache.
+// dot_rows calls one of two functions per type that are compiled once, for at most 128 registers a thread (CMakeLists.txt): kernels
+// stay the same for all types. dot_window_rows<T> (row_one.cuh) is the same for one input row and one type without a call, for
+// kernels where every microsecond counts: a call saves registers in local memory, and what a block of 512 threads saves does not
+// fit the first cache.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -17,6 +17,7 @@
 #include "quant/row.h"
 #include "quant/shared_group.cuh"
 #include "quant/table_bytes.h"
+#include "quant/type_list.h"
 
 namespace tandem::quant {
 
@@ -75,7 +76,18 @@ struct SharedDots {
     }
 };
 
-__device__ void dot_shared_rows(Type type, SharedDots p);
+// By one input row, and by 2 to 8: quant/one_*.cu and quant/several_*.cu.
+template <class T>
+__device__ void dot_one(SharedDots p);
+template <class T>
+__device__ void dot_several(SharedDots p);
+#define TANDEM_DECLARE(name, number)           \
+    template <>                                \
+    __device__ void dot_one<name>(SharedDots); \
+    template <>                                \
+    __device__ void dot_several<name>(SharedDots);
+TANDEM_QUANT_TYPES(TANDEM_DECLARE)
+#undef TANDEM_DECLARE
 
 __device__ __forceinline__ SharedDots shared_dots(Type type, const RowDots& p, int lane) {
     const bool wants_values = type == Type::F32 || type == Type::F16 || type == Type::BF16;
@@ -93,7 +105,14 @@ __device__ __forceinline__ SharedDots shared_dots(Type type, const RowDots& p, i
 
 // All 32 lanes call together.
 __device__ __forceinline__ void dot_rows(Type type, const RowDots& p, int lane) {
-    dot_shared_rows(type, shared_dots(type, p, lane));
+    const SharedDots dots = shared_dots(type, p, lane);
+    switch (type) {
+#define TANDEM_CASE(name, number) \
+    case Type::name:              \
+        return p.num_inputs == 1 ? dot_one<name>(dots) : dot_several<name>(dots);
+        TANDEM_QUANT_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+    }
 }
 
 // Fills `table` (shared, 16-byte aligned, table_bytes(type) bytes). All threads of the block call; a barrier must follow.

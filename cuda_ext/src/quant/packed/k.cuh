@@ -27,8 +27,8 @@ struct Packed<Q3_K> : ByWord<Packed<Q3_K>> {
     static constexpr bool kHalves = true;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t*) {
-        const uint32_t high = (load_word<2>(b, k) >> j) & kLowBits;
-        return ((load_word<2>(b + 32 + 32 * (j / 4), k) >> 2 * (j % 4)) & kLowPairs) + 4 * high;
+        const uint32_t high = load_bits(b, k, j) & kLowBits;
+        return (load_bits(b + 32 + 32 * (j / 4), k, 2 * (j % 4)) & kLowPairs) + 4 * high;
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
         const uint32_t low = load_two_bytes(b + 96 + 2 * j % 8) >> 4 * (j / 4) & 0x0f0f;
@@ -131,8 +131,8 @@ struct Packed<Q6_K> : ByWord<Packed<Q6_K>> {
     static constexpr bool kHalves = true;
 
     __device__ __forceinline__ static uint32_t word(const uint8_t* b, int j, int k, const uint8_t*) {
-        const uint32_t low = load_word<2>(b + 64 * (j / 4) + 32 * (j % 2), k) >> 4 * (j % 4 / 2) & kLowNibbles;
-        return low + 16 * (load_word<2>(b + 128 + 32 * (j / 4), k) >> 2 * (j % 4) & kLowPairs);
+        const uint32_t low = load_bits(b + 64 * (j / 4) + 32 * (j % 2), k, 4 * (j % 4 / 2));
+        return (low & kLowNibbles) | (load_bits(b + 128 + 32 * (j / 4), k, 2 * (j % 4) - 4) & kLowPairs << 4);
     }
     __device__ __forceinline__ static PackedScale scale(const uint8_t* b, int j) {
         const uint32_t s = load_two_bytes(b + 192 + 2 * j);

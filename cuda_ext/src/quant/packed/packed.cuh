@@ -54,6 +54,13 @@ __device__ __forceinline__ uint32_t load_word(const uint8_t* array, int index) {
         return __funnelshift_r(words[index], words[index + 1], 8 * past);
     }
 }
+// Bits `from` .. `from` + 31 of the array from its word `index` on, -8 < from < 8: of what lies outside the word only bits beside a
+// field's are right. The words on both sides can be read.
+__device__ __forceinline__ uint32_t load_bits(const uint8_t* array, int index, int from) {
+    const int shift = 8 * static_cast<int>(reinterpret_cast<uintptr_t>(array) & 3) + from;
+    const auto* words = reinterpret_cast<const uint32_t*>(array - (reinterpret_cast<uintptr_t>(array) & 3)) + (shift < 0 ? -1 : 0);
+    return __funnelshift_r(words[index], words[index + 1], static_cast<uint32_t>(shift) & 31);
+}
 __device__ __forceinline__ uint4 load_four_words(const uint8_t* p) {  // at a multiple of 16
     return *reinterpret_cast<const uint4*>(p);
 }

@@ -1,27 +1,28 @@
-// RMS norm and quantisation of a window's rows by one block, into its shared memory: the bits of ops/norm.h.
+// RMS norm and quantisation of a row by one block, into its shared memory: the bits of ops/norm.h.
 //
-// Blocks do not share the result: every block that needs a normed row computes it again from 4 * width bytes in the L2 cache.
+// In a window of one row every block that needs the normed row makes it again, from 4 * width bytes in the L2 cache; several rows
+// are made once, by norm_window.h.
 #pragma once
 #include <cuda_runtime.h>
 
+#include "cuda_ops/miss_post.h"
 #include "device/primitives.cuh"
 #include "quant/quantise_device.cuh"
 
 namespace tandem::cuda {
 
-struct NormRows {
-    const float* x;      // [num_rows, width], global, written by an earlier kernel
+struct NormRow {
+    const float* x;      // [width], global, written by an earlier kernel
     const float* gamma;  // [width], global
     int width;           // a multiple of 4; of 32 where groups are wanted
     float eps;
-    int num_rows;                // 1..8
-    float* scratch;              // shared, [num_rows, width]
-    float* inverse;              // shared, [num_rows]
-    quant::SharedGroup* groups;  // shared, [num_rows, ceil(width / 256)], or null; last groups are padded with zero blocks
-    float* values;               // shared, [num_rows, width], may be `scratch`; or null
+    float* scratch;              // shared, [width]
+    float* inverse;              // shared
+    quant::SharedGroup* groups;  // shared, [ceil(width / 256)], or null; the last one is padded with zero blocks
+    float* values;               // shared, [width], may be `scratch`; or null
 };
 
-// What a thread of a block will need of gamma for the groups of one row, on its way while the block waits for the row.
+// What a thread of a block will need of gamma for the groups, on its way while the block waits for the row.
 struct GammaAhead {
     float4 part[2];
 };
@@ -69,15 +70,13 @@ __device__ __forceinline__ GammaAhead fetch_gamma(const float* gamma, int width,
     return ahead;
 }
 
-// All threads of the block call; has barriers inside and one at its end. Call after wait_prerequisites().
-__device__ void norm_rows(const NormRows& p, int thread, int num_threads);
-
-// The same for one row, inlined and in little code: a launch fetches its instructions anew, and that takes longer than running
-// them. Warp 0 has the chains of the sum, the last one calls beside(lane) meanwhile, the others have the groups. All threads call
-// behind() once the row in `scratch` is not needed any more, if no values are wanted; what was made beside is there.
+// All threads of the block call after wait_prerequisites(); has barriers inside and one at its end. In little code: a launch
+// fetches its instructions anew, and that takes longer than running them. Warp 0 has the chains of the sum, the last one calls
+// beside(lane) meanwhile, the others have the groups. All threads call behind() once the row in `scratch` is not needed any more,
+// if no values are wanted; what was made beside is there.
 template <class Beside, class Behind>
-__device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead& ahead, int thread, int num_threads,
-                                             const Beside& beside, const Behind& behind) {
+__device__ __forceinline__ void norm_row(const NormRow& p, const GammaAhead& ahead, int thread, int num_threads,
+                                         const Beside& beside, const Behind& behind) {
     const int warp = thread / 32, lane = thread % 32, others = num_threads / 32 - 2;
     const auto* from = reinterpret_cast<const float4*>(p.x);
     auto* to = reinterpret_cast<float4*>(p.scratch);
@@ -87,7 +86,7 @@ __device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead
     const int groups = (p.width + quant::kSuper - 1) / quant::kSuper;
     if (warp == 0) {
         const float inverse = detail::inverse_rms(p.scratch, p.width, p.eps, lane);
-        if (lane == 0) p.inverse[0] = inverse;
+        if (lane == 0) *p.inverse = inverse;
     } else if (warp > others) {
         beside(lane);
     } else if (p.groups) {
@@ -103,12 +102,12 @@ __device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead
     }
     device::fence_stores();
     __syncthreads();
-    const float inverse = p.inverse[0];
+    const float inverse = *p.inverse;
     if (p.groups)
 #pragma unroll 1
         for (int i = thread; i < groups * quant::kBlocks; i += num_threads) {
             float& d = p.groups[i / quant::kBlocks].d[i % quant::kBlocks];
-            if (d != 0.0f) d = quant::mul(d, inverse);
+            if (d != 0.0f) d = quant::mul(d, inverse);  // a zero block stays one, whatever the factor is
         }
     behind();
     if (p.values)
@@ -116,6 +115,11 @@ __device__ __forceinline__ void norm_one_row(const NormRows& p, const GammaAhead
         for (int i = thread; i < p.width; i += num_threads)
             p.values[i] = quant::mul(quant::mul(p.scratch[i], __ldg(p.gamma + i)), inverse);
     __syncthreads();
+}
+
+// Lets down_window weigh its rows before gate_up_window has ended. One thread calls it.
+__device__ __forceinline__ void tell_inverse(MissState* state, int layer, int row, float inverse) {
+    device::store_word_device(state->normed + row, static_cast<uint64_t>(layer + 1) << 32 | quant::float_bits(inverse));
 }
 
 }  // namespace tandem::cuda
