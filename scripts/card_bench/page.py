@@ -152,9 +152,10 @@ def _steps(results: Sequence[Result]) -> str:
 
 def _windows(results: Sequence[Result]) -> str:
     timed = [result for result in results if result.get("windows_ms")]
-    numbers = list(timed[0]["windows_ms"]) if timed else []
+    numbers = sorted({num for result in timed for num in result["windows_ms"]}, key=int)
     rows = [
-        [_name(result), result["layers"], f"{result['resident_ratio']:.0%}"] + [f"{result['windows_ms'][num]:.2f}" for num in numbers]
+        [_name(result), result["layers"], f"{result['resident_ratio']:.0%}"]
+        + [f"{result['windows_ms'][num]:.2f}" if num in result["windows_ms"] else "-" for num in numbers]
         for result in timed
     ]
     return _table(["ms by rows", "layers", "on the card", *numbers], rows)

@@ -16,7 +16,7 @@ struct GateUpProblem {
     const float* gamma;   // [columns]
     float eps;
     quant::ActGroup* groups;  // [rows, ceil(columns / 256)] and
-    float* values;            // [rows, columns]: where several rows go in between, quantised or as floats
+    float* values;            // [rows, columns]: between norm_window and this, quantised or as floats, but for one row of one type
     Choice choice;            // its sums come from a kernel before the one right before this one
     ExpertPlaces places;
     BlobPart gate;  // [width, columns]

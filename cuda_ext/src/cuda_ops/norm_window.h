@@ -1,4 +1,4 @@
-// RMS norm of the rows of a window of several, for the kernels that multiply them: the bits of ops/norm.h.
+// RMS norm of a window's rows, for kernels that do not norm for themselves (those of several rows): the bits of ops/norm.h.
 #pragma once
 #include <cuda_runtime.h>
 

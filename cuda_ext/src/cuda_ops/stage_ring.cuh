@@ -54,9 +54,7 @@ struct alignas(16) RingState {
 // `Items` is a warp's work, numbered from 0. It should know an item by its number, its note or what lies in shared memory alone:
 // what a warp keeps while it multiplies costs registers that the dot products have not, and what they push out comes back through
 // the first cache, which is small.
-//     Fetched fetch(int item, device::StagedCopy&, uint8_t* stage, int lane)   starts the copies of an item, if there is one, and
-//     writes
-//                                                                              its note
+//     Fetched fetch(int item, device::StagedCopy&, uint8_t* stage, int lane)   starts an item's copies and writes its note
 //     void compute(const uint8_t* stage, int lane)                             an item whose bytes are there
 class StageRing {
   public:
