@@ -288,6 +288,29 @@ class Recorder:
 
     def experts(self, expert: Expert, table: ExpertTable, layer: int, top_k: int, routed: View, x: RowsMemory, hidden: RowsMemory, expert_rows: View, out: View) -> None: ...
 
+class Chooser:
+    """
+    How the tokens of an answer are chosen: docs/arithmetic.md. Confined to one thread.
+    """
+
+    def __init__(self, temperature: float, top_k: int, top_p: float, min_offset: float) -> None:
+        """
+        temperature 0: the greatest logit; top_k 0, top_p 1, min_offset -inf: off. Logits stay that are at least the greatest plus min_offset. Raises ValueError.
+        """
+
+    def change(self, token: int, bias: float, repetition: float, penalty: float) -> None:
+        """
+        What becomes of a token's logit first: + bias, divided by repetition (multiplied if negative), - penalty. Takes the place of an earlier change.
+        """
+
+    def set_fraction(self, fraction: int) -> None:
+        """The random number of the next token, in units of 2^-53."""
+
+    def choose(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], isa: str | None = None) -> int:
+        """
+        The token for finite logits float32 [vocab]. Raises ValueError for a change of a token that is not there.
+        """
+
 class LinkGeometry:
     """What both engines of a link must have alike."""
 

@@ -46,6 +46,7 @@ from appliance.engine.logits import ArrayRow, LogitsRow
 from appliance.engine.loop import CardMemory
 from appliance.errors import EngineError, MemoryBudgetError, RequestError
 from appliance.protocol import LoadProgress
+from cuda_ext import _native as native
 
 MIB = 1024 * 1024
 
@@ -121,7 +122,7 @@ class FakeRunner:
     def plan_bytes(self) -> Mapping[str, int]:
         return {"dense weights": 3 * MIB, "key/value cache": 2 * MIB, "workspace": MIB, "expert slots": self.model.slots * MIB}
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+    def run(self, tokens: Sequence[int], position: int, num_logits: int, chooser: native.Chooser | None = None) -> Sequence[LogitsRow]:
         self._check(tokens, position, num_logits)
         self.on_run(position)
         self.runs.append(Run(tuple(tokens), position, num_logits))
@@ -135,7 +136,7 @@ class FakeRunner:
         self._rows += len(tokens)
         first = len(tokens) - num_logits
         rows = [self._logits(self._states[position + row], tokens[row], position + row) for row in range(first, len(tokens))]
-        return [ArrayRow(row) for row in rows]
+        return [ArrayRow(row, None if chooser is None else chooser.choose(row)) for row in rows]
 
     def between_windows(self) -> None:
         self.num_boundaries += 1

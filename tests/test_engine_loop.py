@@ -40,6 +40,7 @@ from appliance.protocol import (
     Stats,
     Tokens,
 )
+from cuda_ext import _native as native
 from tests.fakes_engine import FakeModel, FakeRunner, greedy_answer
 
 PROMPT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
@@ -415,8 +416,8 @@ class PlainRunner:
         self.max_rows, self.context, self.vocab = 32, 4096, 320
         self.plan_bytes: Mapping[str, int] = {}
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
-        return self._runner.run(tokens, position, num_logits)
+    def run(self, tokens: Sequence[int], position: int, num_logits: int, chooser: native.Chooser | None = None) -> Sequence[LogitsRow]:
+        return self._runner.run(tokens, position, num_logits, chooser)
 
     def between_windows(self) -> None: ...
 

@@ -20,24 +20,53 @@ from transformers import (
 )
 
 from appliance.engine.logits import ArrayRow, Logits
-from appliance.engine.sampler import Sampler, largest, uniform
+from appliance.engine.sampler import RandomNumbers, Sampler, largest
 from appliance.errors import EngineError, RequestError
 from appliance.protocol import Sampling
+from tests.choice_reference import Rule, kept
+from tests.op_rig import every_isa
 
 PROMPT = [3, 9, 9, 27]
+
+
+SAMPLINGS = [
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.3),
+    Sampling(temperature=5.0),
+    Sampling(temperature=1.0, top_k=1),
+    Sampling(temperature=1.0, top_k=7),
+    Sampling(temperature=1.0, top_p=0.5),
+    Sampling(temperature=0.8, top_p=0.999),
+    Sampling(temperature=1.0, min_p=0.02),
+    Sampling(temperature=1.0, repetition_penalty=1.3),
+    Sampling(temperature=1.0, repetition_penalty=0.7),
+    Sampling(temperature=1.0, logit_bias={5: 4.0, 11: -20.0}),
+    Sampling(temperature=0.7, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={5: 2.0}),
+    Sampling(temperature=2.0, top_k=500, top_p=0.95, min_p=0.1, repetition_penalty=1.1),
+]
 
 
 def random_logits(vocab: int, seed: int) -> Logits:
     return (np.random.default_rng(seed).standard_normal(vocab) * 3).astype(np.float32)
 
 
+def rule_of(sampling: Sampling, prompt: list[int] = PROMPT, answer: tuple[int, ...] = ()) -> Rule:
+    """What the module's docstring says, for the reference."""
+    bias, counts = sampling.logit_bias, Counter(answer)
+    penalties = {token: sampling.presence_penalty + sampling.frequency_penalty * count for token, count in counts.items()}
+    repeated = {*prompt, *answer} if sampling.repetition_penalty != 1 else set()
+    changes = {
+        token: (bias.get(token, 0.0), sampling.repetition_penalty if token in repeated else 1.0, penalties.get(token, 0.0))
+        for token in {*bias, *penalties, *repeated}
+    }
+    min_offset = sampling.temperature * np.log(sampling.min_p) if sampling.min_p else -np.inf
+    return Rule(sampling.temperature, sampling.top_k, sampling.top_p, min_offset, changes)
+
+
 def probabilities(sampling: Sampling, logits: Logits, prompt: list[int] = PROMPT, answer: tuple[int, ...] = ()) -> np.ndarray:
-    sampler = Sampler(sampling, len(logits), prompt)
-    for token in answer:
-        sampler.accept(token)
-    distribution = sampler.distribution(logits)
+    found = kept(logits, rule_of(sampling, prompt, answer))
     result = np.zeros(len(logits))
-    result[distribution.ids] = distribution.weights / distribution.weights.sum(dtype=np.float64)
+    result[found.ids] = np.array(found.weights, dtype=np.float64) / sum(found.weights)
     return result
 
 
@@ -58,33 +87,74 @@ def oracle_probabilities(sampling: Sampling, logits: Logits, tokens: list[int]) 
     return torch.softmax(scores[0].double(), dim=-1).numpy()
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(temperature=1.0),
-        Sampling(temperature=0.3),
-        Sampling(temperature=5.0),
-        Sampling(temperature=1.0, top_k=1),
-        Sampling(temperature=1.0, top_k=7),
-        Sampling(temperature=1.0, top_p=0.5),
-        Sampling(temperature=0.8, top_p=0.999),
-        Sampling(temperature=1.0, min_p=0.02),
-        Sampling(temperature=1.0, repetition_penalty=1.3),
-        Sampling(temperature=1.0, repetition_penalty=0.7),
-        Sampling(temperature=1.0, logit_bias={5: 4.0, 11: -20.0}),
-        Sampling(temperature=0.7, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={5: 2.0}),
-        Sampling(temperature=2.0, top_k=500, top_p=0.95, min_p=0.1, repetition_penalty=1.1),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
 @pytest.mark.parametrize("vocab", [37, 3000])
 def test_probabilities_are_those_of_hugging_face(sampling: Sampling, vocab: int) -> None:
     for seed in range(5):
         logits = random_logits(vocab, seed)
         ours = probabilities(sampling, logits, answer=(4, 4, 30))
         theirs = oracle_probabilities(sampling, logits, [*PROMPT, 4, 4, 30])
-        assert np.array_equal(ours > 0, theirs > 0)
+        far = (ours == 0) & (theirs < 2.0**-39)
+        assert np.array_equal(ours > 0, (theirs > 0) & ~far)
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("isa", every_isa())
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        *SAMPLINGS,
+        Sampling(temperature=1.0, top_k=3000),
+        Sampling(temperature=1.0, top_k=10**9),
+        Sampling(temperature=1.0, top_p=0.0),
+        Sampling(temperature=100.0),
+        Sampling(temperature=100.0, top_p=0.3, min_p=0.9),
+        Sampling(temperature=1e-30),
+    ],
+    ids=repr,
+)
+def test_the_native_module_draws_what_the_reference_draws(sampling: Sampling, isa: str) -> None:
+    """At both sides of every edge between two tokens."""
+    for seed, vocab in ((1, 37), (2, 3000)):
+        logits = random_logits(vocab, seed)
+        logits[5:9] = logits[17]  # as likely as each other
+        rule = rule_of(sampling, answer=(4, 4, 30))
+        expected, chooser = kept(logits, rule), rule.chooser()
+        for fraction in expected.edges()[:: 1 if vocab < 100 else 29]:
+            chooser.set_fraction(fraction)
+            assert chooser.choose(logits, isa) == expected.drawn(fraction), fraction
+
+
+def test_the_sampler_tells_the_card_what_it_does_itself() -> None:
+    sampling = Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.1, logit_bias={7: 1.0}, seed=3)
+    sampler, logits, answer = Sampler(sampling, 300, PROMPT), random_logits(300, 2), []
+    for position in range(4, 90):
+        chooser = sampler.chooser(position)
+        assert chooser is not None
+        token = chooser.choose(logits)
+        assert token == kept(logits, rule_of(sampling, answer=tuple(answer))).drawn(RandomNumbers(3).at(position))
+        assert sampler.choose(ArrayRow(logits), position).token == token
+        assert sampler.choose(ArrayRow(logits, chosen=17), position).token == 17, "the card's own choice"
+        answer.append(token)
+        sampler.accept(token)
+
+
+def test_the_likeliest_token_needs_no_chooser() -> None:
+    assert Sampler(Sampling(), 10, [1]).chooser(1) is None
+    for sampling in (
+        Sampling(temperature=0.1),
+        Sampling(logit_bias={1: 2.0}),
+        Sampling(repetition_penalty=2.0),
+        Sampling(presence_penalty=1),
+    ):
+        assert Sampler(sampling, 10, [1]).chooser(1) is not None
+
+
+@pytest.mark.parametrize("repetition", [1e-45, 1e-300, 10.0])
+def test_changes_beyond_all_reason_still_give_a_token(repetition: float) -> None:
+    logits = random_logits(50, 3)
+    sampler = Sampler(Sampling(temperature=1.0, repetition_penalty=repetition, logit_bias={4: 1e9, 5: -1e9}), 50, [3, 4, 5, 6])
+    assert 0 <= sampler.choose(ArrayRow(logits), 9).token < 50
 
 
 def test_presence_and_frequency_count_the_answer_and_not_the_prompt() -> None:
@@ -153,7 +223,7 @@ def test_drawn_tokens_follow_their_probabilities(sampling: Sampling) -> None:
 
 
 def test_seeds_and_positions_give_independent_numbers() -> None:
-    numbers = np.array([[uniform(seed, position) for position in range(200)] for seed in range(20)])
+    numbers = np.array([[RandomNumbers(seed).at(position) for position in range(200)] for seed in range(20)]) / 2**53
     assert len(np.unique(numbers)) == numbers.size
     assert abs(numbers.mean() - 0.5) < 4 * np.sqrt(1 / 12 / numbers.size)
     histogram, _ = np.histogram(numbers, bins=16, range=(0, 1))
@@ -178,7 +248,9 @@ def test_the_philox_written_out_here_gives_the_published_vector() -> None:
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
 def test_the_random_number_is_that_of_philox(seed: int, position: int) -> None:
-    assert uniform(seed, position) == (philox4x64(seed, position + 1) >> 11) / 2**53
+    numbers = RandomNumbers(seed)
+    for offset in (0, 1, 63, 64, 2, 200):
+        assert numbers.at(position + offset) == philox4x64(seed, position + offset + 1) >> 11
 
 
 samplings = st.builds(
@@ -209,7 +281,7 @@ def test_any_settings_give_a_token_and_leave_the_logits_alone(sampling: Sampling
     assert choice == again.choose(ArrayRow(logits), 8)
     assert np.array_equal(logits, before)
     if sampling.temperature > 0:
-        assert choice.token in sampler.distribution(logits).ids
+        assert choice.token in kept(logits, rule_of(sampling, [1, 2, 3], tuple(answer))).ids
 
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=30), st.integers(1, 35))

@@ -27,6 +27,8 @@ class GpuProgram(Program, Protocol):
     def likeliest(self, row: int) -> tuple[int, float, float]:
         """(token, peak, lowest)"""
 
+    @property
+    def chosen(self) -> int | None: ...
     def read_logits(self, row: int) -> native.View: ...
     def profile(self, token: int, position: int, repeats: int) -> dict[str, float]: ...
     def prepare_windows(self) -> None: ...
@@ -69,8 +71,11 @@ class Card(Protocol):
 
 @runtime_checkable
 class GpuCard(Card, Protocol):
-    """What a GPU copies to and from the host in one call. Rows lie `pitch` bytes apart on the card; both block."""
+    """What a GPU does beside that. Rows lie `pitch` bytes apart on the card; copies block."""
 
+    def run(
+        self, program: Program, tokens: NDArray[np.int32], position: int, num_logits: int, chooser: native.Chooser | None = None
+    ) -> None: ...
     def read_rows(self, source: native.View, pitch: int, out: NDArray[np.uint8]) -> None: ...
     def write_rows(self, to: native.View, pitch: int, data: NDArray[np.uint8]) -> None: ...
 
@@ -82,6 +87,7 @@ class GpuRow:
         self._program = program
         self._row = row
         self.likeliest, self.peak, self.lowest = program.likeliest(row)
+        self.chosen = program.chosen
 
     def values(self) -> Logits:
         return self._program.read_logits(self._row).bytes().view(np.float32)

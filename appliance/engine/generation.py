@@ -16,6 +16,7 @@ from appliance.engine.sampler import Choice, Sampler
 from appliance.engine.session import Session
 from appliance.errors import ContextLengthError, RequestError
 from appliance.protocol import Event, FinishReason, Generate, PromptProgress, Started, Timings, Tokens
+from cuda_ext import _native as native
 
 
 class WindowInterruptedError(Exception):
@@ -64,10 +65,11 @@ class Runner(Protocol):
     def plan_bytes(self) -> Mapping[str, int]:
         """Card memory by consumer."""
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+    def run(self, tokens: Sequence[int], position: int, num_logits: int, chooser: native.Chooser | None = None) -> Sequence[LogitsRow]:
         """Computes `tokens` at the positions from `position` on.
 
-        Returns the logits of the last `num_logits` tokens, valid until the next run. Raises
+        Returns the logits of the last `num_logits` tokens, valid until the next run; where there is one and a `chooser`, its row may have
+        chosen the next token by that. Raises
         EngineError when the card failed, and the process is then of no more use. A runner that can be interrupted raises
         WindowInterruptedError.
         """
@@ -158,7 +160,8 @@ class Generation:
 
     def _run(self, tokens: Sequence[int], num_logits: int) -> Sequence[LogitsRow]:
         self._session.truncate(self._position)
-        logits = self._runner.run(tokens, self._position, num_logits)
+        chooser = self._sampler.chooser(self._position + len(tokens)) if num_logits else None
+        logits = self._runner.run(tokens, self._position, num_logits, chooser)
         self._session.extend(tokens)
         self._position += len(tokens)
         return logits

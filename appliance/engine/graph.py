@@ -111,13 +111,14 @@ class Graph:
         """Reads the dense weights from the file. Raises CorruptModelError for one with a value that is not finite."""
         self._dense.load(progress)
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
-        """Logits of the last `num_logits` rows, valid until the next run.
+    def run(self, tokens: Sequence[int], position: int, num_logits: int, chooser: native.Chooser | None = None) -> Sequence[LogitsRow]:
+        """Logits of the last `num_logits` rows, valid until the next run. A GPU takes the next token by `chooser`.
 
         Raises WindowInterruptedError, or EngineError for rows beyond the graph's sizes.
         """
+        chooses = () if chooser is None or not self.is_gpu else (chooser,)
         try:
-            self.card.run(self.program, np.asarray(tokens, dtype=np.int32), position, num_logits)
+            self.card.run(self.program, np.asarray(tokens, dtype=np.int32), position, num_logits, *chooses)
         except native.Interrupted:
             raise WindowInterruptedError("the run was interrupted; run it again if it is still wanted") from None
         except ValueError as error:

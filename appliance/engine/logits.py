@@ -22,6 +22,10 @@ class LogitsRow(Protocol):
     def likeliest(self) -> int:
         """The token with the largest logit, of equal ones the lowest id."""
 
+    @property
+    def chosen(self) -> int | None:
+        """The token that the card chose by the run's `Chooser`; None if the sampler is to do it."""
+
     def values(self) -> Logits:
         """[vocab] float32. On a card this is a copy across the bus."""
 
@@ -29,8 +33,9 @@ class LogitsRow(Protocol):
 class ArrayRow:
     """A row that lies in host memory."""
 
-    def __init__(self, values: Logits) -> None:
+    def __init__(self, values: Logits, chosen: int | None = None) -> None:
         self._values = values
+        self.chosen = chosen
 
     @cached_property
     def lowest(self) -> float:

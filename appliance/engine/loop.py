@@ -121,14 +121,14 @@ class EngineLoop:
     def __init__(self, runner: Runner, inbox: Inbox, writer: LineWriter, parking: Parking | None = None) -> None:
         """`parking`: where displaced conversations go; None: they are forgotten."""
         self._runner = runner
+        self._filler = runner if isinstance(runner, Filler) else None  # asked in every step, and `isinstance` takes a while
         self._inbox = inbox
         self._writer = writer
         self._parking = parking
         self._session = Session()
         self._generation: Generation | None = None
         self._peer_switch: tuple[Word, Iterator[None]] | None = None
-        """The second card's memory on its way, in or out."""
-        """What is left of giving the peer card back; its end is answered."""
+        """The second card's memory on its way, in or out; the end is answered."""
         self._last_finished_id: str | None = None
         self._num_windows = 0
         self._num_prompt_tokens = 0
@@ -177,9 +177,9 @@ class EngineLoop:
 
     def _fills_slots(self) -> bool:
         """Whether there is nothing better to do, or the running request waits for it."""
-        if not isinstance(self._runner, Filler):
+        if self._filler is None:
             return False
-        return self._runner.is_filling if self._generation is None else self._runner.fills_before(self._generation.next_rows)
+        return self._filler.is_filling if self._generation is None else self._filler.fills_before(self._generation.next_rows)
 
     def _obey(self, command: Command) -> None:
         match command:

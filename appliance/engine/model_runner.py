@@ -210,20 +210,20 @@ class ModelRunner:
     def peer(self) -> PeerTier | None:
         return self._pair.peer
 
-    def run(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+    def run(self, tokens: Sequence[int], position: int, num_logits: int, chooser: native.Chooser | None = None) -> Sequence[LogitsRow]:
         """Computes `tokens` at the positions from `position` on; what was there is overwritten.
 
-        Returns the logits of the last `num_logits` tokens, valid until the next run. Raises
-        WindowInterruptedError, or EngineError for rows beyond `max_rows` or `context`.
+        Returns the logits of the last `num_logits` tokens, valid until the next run; with a `chooser`, which needs one of them, a GPU's
+        row says what was chosen. Raises WindowInterruptedError, or EngineError for rows beyond `max_rows` or `context`.
         """
         if self._is_closed:
             raise EngineError("the model was closed; start the engine again")
         if self._graph.is_gpu and len(tokens) > WINDOW_ROWS:
-            logits = self._run_prompt(tokens, position, num_logits)
+            logits = self._run_prompt(tokens, position, num_logits, chooser)
         elif self._graph.is_gpu and not self._cache.holds_all:
-            logits = self._run_with_misses(tokens, position, num_logits)
+            logits = self._run_with_misses(tokens, position, num_logits, chooser)
         else:
-            logits = self._run_until_answered(tokens, position, num_logits)
+            logits = self._run_until_answered(tokens, position, num_logits, chooser)
         self._rows_since_boundary += len(tokens)
         return logits
 
@@ -250,14 +250,14 @@ class ModelRunner:
         self._note_uses()
         return self._profile.learned(self._cache.total_uses, self._num_rows)
 
-    def _run_prompt(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+    def _run_prompt(self, tokens: Sequence[int], position: int, num_logits: int, chooser: native.Chooser | None) -> Sequence[LogitsRow]:
         """A chunk on a GPU.
 
         Its kernels hold every multiprocessor for milliseconds, so the other engine, whose windows would wait so long in every layer,
         is offered nothing meanwhile.
         """
         with self._pair.drained():
-            return self._run_until_answered(tokens, position, num_logits)
+            return self._run_until_answered(tokens, position, num_logits, chooser)
 
     def interrupt(self) -> None:
         """The run in progress, or else the next one, raises WindowInterruptedError within one operation. Thread-safe."""
@@ -396,14 +396,16 @@ class ModelRunner:
     def _memory(self) -> CardMemory:
         return CardMemory((self._plan.total_bytes - self._given_bytes) // MIB, self._given_bytes // MIB)
 
-    def _run_with_misses(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+    def _run_with_misses(
+        self, tokens: Sequence[int], position: int, num_logits: int, chooser: native.Chooser | None
+    ) -> Sequence[LogitsRow]:
         """A window on a GPU, with a share of what it misses streamed."""
         if len(tokens) > 1:
             self._stream(self._streamed.usual)
-            return self._run_until_answered(tokens, position, num_logits)
+            return self._run_until_answered(tokens, position, num_logits, chooser)
         self._stream(self._streamed.begin_window((self._pair.has_peer_now, self._pool.num_held > 0)))
         start = time.perf_counter()
-        logits = self._run_until_answered(tokens, position, num_logits)
+        logits = self._run_until_answered(tokens, position, num_logits, chooser)
         self._streamed.end_window(time.perf_counter() - start)
         return logits
 
@@ -413,12 +415,14 @@ class ModelRunner:
         if self._pair.peer is not None:
             self._pair.peer.set_streamed_ratio(ratio)
 
-    def _run_until_answered(self, tokens: Sequence[int], position: int, num_logits: int) -> Sequence[LogitsRow]:
+    def _run_until_answered(
+        self, tokens: Sequence[int], position: int, num_logits: int, chooser: native.Chooser | None
+    ) -> Sequence[LogitsRow]:
         """A run that is void because the other engine did not answer is done again, without it."""
         while True:
             self._pair.begin_window(len(tokens))
             try:
-                return self._graph.run(tokens, position, num_logits)
+                return self._graph.run(tokens, position, num_logits, chooser)
             except WindowInterruptedError:
                 if not self._pair.take_loss():
                     raise

@@ -14,12 +14,16 @@ The order, each step on the result of the one before:
    (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011) with the seed as key and the token's absolute position
    plus one as counter. So the same seed gives the same text, however the tokens are spread over windows.
 
+Probabilities are whole numbers (docs/arithmetic.md), so a GPU, which goes these steps at the end of its window, and the native module,
+which does it for everybody else, choose the same token.
+
 Log-probabilities are those of the logits before step 1.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +33,7 @@ from numpy.typing import NDArray
 from appliance.engine.logits import Logits, LogitsRow
 from appliance.errors import EngineError, RequestError
 from appliance.protocol import Sampling, TokenLogprobs
+from cuda_ext import _native as native
 
 TokenIds = NDArray[np.int64]
 
@@ -36,6 +41,7 @@ _LARGEST_LOGIT = 1e30
 _LARGEST_BIAS = 1e9
 _LOWEST_TEMPERATURE = 1e-30
 """Below it float32 would divide by zero; it is far on the greedy side already."""
+_NUMBERS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +49,6 @@ class Choice:
     token: int
     logprobs: TokenLogprobs | None
     """Given if they were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """The tokens that can be drawn, in the order of their ids, and how likely they are relative to each other."""
-
-    ids: TokenIds
-    weights: Logits
-
-    def at(self, fraction: float) -> int:
-        """The token that lies at `fraction`, 0 to less than 1, of the cumulated weights."""
-        cumulative = np.cumsum(self.weights, dtype=np.float64)
-        index = int(np.searchsorted(cumulative, fraction * cumulative[-1], side="right"))
-        return int(self.ids[min(index, len(self.ids) - 1)])
 
 
 class Sampler:
@@ -68,20 +60,30 @@ class Sampler:
         `top_logprobs` as in `Generate`. The ids of `prompt` must be below `vocab`.
         """
         self._sampling = sampling
-        self._temperature = max(sampling.temperature, _LOWEST_TEMPERATURE)
-        self._all_ids: TokenIds = np.arange(vocab)
         self._top_logprobs = top_logprobs
-        self._bias_ids, self._bias = _bias_arrays(sampling.logit_bias, vocab)
-        self._penalises_count = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
-        self._adjusts = bool(self._bias_ids.size) or sampling.repetition_penalty != 1.0 or self._penalises_count
-        self._counts: NDArray[np.int32] = np.zeros(vocab, dtype=np.int32)
-        self._generated = _IdSet(vocab)
-        self._seen = _IdSet(vocab)
-        if sampling.repetition_penalty != 1.0:
-            self._seen.add_all(np.unique(np.asarray(prompt, dtype=np.int64)))
+        self._numbers = RandomNumbers(sampling.seed)
+        self._bias = _checked_bias(sampling.logit_bias, vocab)
+        self._repeats = sampling.repetition_penalty != 1.0
+        self._counts: Counter[int] = Counter()
+        self._seen: set[int] = set(prompt) if self._repeats else set()
+        self._chooser = _chooser(sampling, vocab)
+        for token in self._seen | self._bias.keys():
+            self._change(token)
+        self._is_plain = sampling.temperature == 0.0 and not (self._bias or self._repeats or self._penalises)
+
+    @property
+    def _penalises(self) -> bool:
+        return self._sampling.presence_penalty != 0.0 or self._sampling.frequency_penalty != 0.0
+
+    def chooser(self, position: int) -> native.Chooser | None:
+        """How a card chooses the token for the absolute `position`; None: it is the likeliest. Valid until the next call."""
+        if self._is_plain:
+            return None
+        self._chooser.set_fraction(self._numbers.at(position))
+        return self._chooser
 
     def choose(self, row: LogitsRow, position: int) -> Choice:
-        """The token for the absolute `position`.
+        """The token for the absolute `position`, which is the row's own choice if it made one.
 
         Raises EngineError if one of the logits is not a number or beyond all reason.
         """
@@ -94,75 +96,49 @@ class Sampler:
         return Choice(token, None if self._top_logprobs is None else _logprobs(row.values(), peak, token, self._top_logprobs))
 
     def _choose(self, row: LogitsRow, position: int) -> int:
-        if self._sampling.temperature == 0.0 and not self._adjusts:
+        chooser = self.chooser(position)
+        if chooser is None:
             return row.likeliest
-        adjusted = self._adjusted(row.values())
-        if self._sampling.temperature == 0.0:
-            return int(np.argmax(adjusted))
-        return self._filtered(adjusted).at(uniform(self._sampling.seed, position))
+        return chooser.choose(row.values()) if row.chosen is None else row.chosen
 
     def accept(self, token: int) -> None:
         """`token` has become part of the answer; the penalties of later choices count it."""
         self._counts[token] += 1
-        self._generated.add(token)
-        if self._sampling.repetition_penalty != 1.0:
+        if self._repeats:
             self._seen.add(token)
+        if self._repeats or self._penalises:
+            self._change(token)
 
-    def distribution(self, logits: Logits) -> Distribution:
-        """What a token is drawn from at a temperature above 0, by steps 1 to 7."""
-        return self._filtered(self._adjusted(logits))
-
-    def _adjusted(self, logits: Logits) -> Logits:
-        """Steps 1 to 3, on a copy if there is anything to do."""
-        if not self._adjusts:
-            return logits
-        sampling = self._sampling
-        result = logits.copy()
-        result[self._bias_ids] += self._bias
-        if sampling.repetition_penalty != 1.0:
-            seen = self._seen.ids
-            values = result[seen]
-            penalty = np.float32(sampling.repetition_penalty)
-            result[seen] = np.where(values < 0, values * penalty, values / penalty)
-        if self._penalises_count:
-            generated = self._generated.ids
-            counts = self._counts[generated].astype(np.float32)
-            result[generated] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * counts
-        return result
-
-    def _filtered(self, logits: Logits) -> Distribution:
-        """Steps 4 to 7."""
-        sampling = self._sampling
-        peak = float(np.max(logits))
-        ids, values = self._all_ids, logits
-        if 0 < sampling.top_k < len(values):
-            kept = largest(values, sampling.top_k)
-            ids, values = ids[kept], values[kept]
-        if sampling.top_p < 1.0:
-            kept = largest(values, self._nucleus_size(values, peak))
-            ids, values = ids[kept], values[kept]
-        if sampling.min_p > 0.0:
-            kept = np.flatnonzero(values >= peak + self._temperature * math.log(sampling.min_p))
-            ids, values = ids[kept], values[kept]
-        return Distribution(ids, self._weights(values, peak))
-
-    def _nucleus_size(self, logits: Logits, peak: float) -> int:
-        """How many of the likeliest tokens it takes to reach `top_p`; at least one."""
-        cumulative = np.cumsum(self._weights(np.sort(logits)[::-1], peak), dtype=np.float64)
-        target = self._sampling.top_p * cumulative[-1]
-        return min(int(np.searchsorted(cumulative, target, side="left")) + 1, len(cumulative))
-
-    def _weights(self, logits: Logits, peak: float) -> Logits:
-        """Probabilities after the temperature, relative to that of a token with the logit `peak`."""
-        with np.errstate(over="ignore", under="ignore"):  # a tiny temperature sends all but the likeliest to -inf, then 0
-            weights: Logits = np.exp((logits - np.float32(peak)) / np.float32(self._temperature))
-        return weights
+    def _change(self, token: int) -> None:
+        """Tells steps 1 to 3 for a token."""
+        sampling, count = self._sampling, self._counts[token]
+        repetition = sampling.repetition_penalty if token in self._seen else 1.0
+        penalty = sampling.presence_penalty + sampling.frequency_penalty * count if count else 0.0
+        self._chooser.change(token, self._bias.get(token, 0.0), repetition, penalty)
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides the token at `position`."""
-    raw = int(np.random.Philox(key=seed, counter=position).random_raw())
-    return (raw >> 11) * 2.0**-53
+class RandomNumbers:
+    """The numbers that decide an answer's tokens, by position."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._first = 0
+        self._numbers: list[int] = []
+
+    def at(self, position: int) -> int:
+        """In units of 2^-53: 0 to less than 2^53."""
+        index = position - self._first
+        if not 0 <= index < len(self._numbers):
+            raw = np.random.Philox(key=self._seed, counter=position).random_raw(4 * _NUMBERS_AT_ONCE)
+            self._first, self._numbers, index = position, (raw[::4] >> np.uint64(11)).tolist(), 0
+        return self._numbers[index]
+
+
+def _chooser(sampling: Sampling, vocab: int) -> native.Chooser:
+    """Steps 4 to 8."""
+    temperature = max(sampling.temperature, _LOWEST_TEMPERATURE) if sampling.temperature > 0.0 else 0.0
+    min_offset = temperature * math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+    return native.Chooser(temperature, sampling.top_k if sampling.top_k < vocab else 0, sampling.top_p, min_offset)
 
 
 def largest(values: Logits, count: int) -> TokenIds:
@@ -178,13 +154,13 @@ def largest(values: Logits, count: int) -> TokenIds:
     return indices
 
 
-def _bias_arrays(logit_bias: dict[int, float], vocab: int) -> tuple[TokenIds, Logits]:
+def _checked_bias(logit_bias: dict[int, float], vocab: int) -> dict[int, float]:
     for token, bias in logit_bias.items():
         if not 0 <= token < vocab:
             raise RequestError(f"logit_bias names token {token}, but the vocabulary has ids 0 to {vocab - 1}", param="logit_bias")
         if not abs(bias) <= _LARGEST_BIAS:
             raise RequestError(f"logit_bias of token {token} is {bias}; give a number up to {_LARGEST_BIAS:g}", param="logit_bias")
-    return np.array(list(logit_bias), dtype=np.int64), np.array(list(logit_bias.values()), dtype=np.float32)
+    return logit_bias
 
 
 def _logprobs(logits: Logits, peak: float, token: int, num_top: int) -> TokenLogprobs:
@@ -194,28 +170,3 @@ def _logprobs(logits: Logits, peak: float, token: int, num_top: int) -> TokenLog
     likeliest_first = ids[np.argsort(-logits[ids], kind="stable")]
     top = [(int(index), float(logits[index]) - peak - log_total) for index in likeliest_first]
     return TokenLogprobs(logprob=float(logits[token]) - peak - log_total, top=top)
-
-
-class _IdSet:
-    """Token ids without repetition, as one array."""
-
-    def __init__(self, vocab: int) -> None:
-        self._is_member = np.zeros(vocab, dtype=np.bool_)
-        self._ids: TokenIds = np.empty(vocab, dtype=np.int64)
-        self._size = 0
-
-    @property
-    def ids(self) -> TokenIds:
-        return self._ids[: self._size]
-
-    def add(self, token: int) -> None:
-        if not self._is_member[token]:
-            self._is_member[token] = True
-            self._ids[self._size] = token
-            self._size += 1
-
-    def add_all(self, tokens: TokenIds) -> None:
-        """Adds ids that are not members yet and do not repeat."""
-        self._is_member[tokens] = True
-        self._ids[: len(tokens)] = tokens
-        self._size = len(tokens)

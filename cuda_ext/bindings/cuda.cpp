@@ -11,6 +11,7 @@ namespace nb = nanobind;
 
 void bind_cuda_attention(nb::module_& module);
 void bind_cuda_cards(nb::module_& module);
+void bind_cuda_choose(nb::module_& module);
 void bind_cuda_device(nb::module_& module);
 void bind_cuda_experts(nb::module_& module);
 void bind_cuda_pair(nb::module_& module);
@@ -30,6 +31,7 @@ void bind_cuda(nb::module_& module) {
 #endif
     bind_cuda_attention(module);
     bind_cuda_cards(module);
+    bind_cuda_choose(module);
     bind_cuda_device(module);
     bind_cuda_experts(module);
     bind_cuda_pair(module);

@@ -81,10 +81,10 @@ Ticket update(CudaCard& card, const std::shared_ptr<CudaExpertTable>& table, con
     return card.update(table, changes);
 }
 
-void run(CudaCard&, CudaProgram& program, const Tokens& tokens, int64_t position, int num_logits) {
+void run(CudaCard&, CudaProgram& program, const Tokens& tokens, int64_t position, int num_logits, const Chooser* chooser) {
     const std::span<const int32_t> rows(tokens.data(), tokens.size());
     nb::gil_scoped_release released;
-    program.run(rows, position, num_logits);
+    program.run(rows, position, num_logits, chooser);
 }
 
 std::tuple<int, float, float> likeliest(const CudaProgram& program, int row) {
@@ -141,8 +141,10 @@ void bind_card(nb::module_& module) {
                 return std::make_unique<CudaRecorder>(std::move(program), std::move(ring));
             },
             "program"_a, "ring"_a)
-        .def("run", &run, "program"_a, "tokens"_a, "position"_a, "num_logits"_a,
-             "Runs the program and returns when it is through. Raises Interrupted; ValueError for a window beyond the limits.")
+        .def("run", &run, "program"_a, "tokens"_a, "position"_a, "num_logits"_a, "chooser"_a.none() = nb::none(),
+             "Runs the program and returns when it is through. With a chooser the card takes the token behind the one row of "
+             "logits: "
+             "`chosen`. Raises Interrupted; ValueError for a window beyond the limits.")
         .def("update", &update, "table"_a, "entries"_a, "Changes (layer, expert, slot) entries; returns a ticket.")
         .def("wait", &CudaCard::wait, "ticket"_a, Released())
         .def("copy", &CudaCard::copy, "to"_a, "source"_a, "after"_a,
@@ -186,6 +188,8 @@ void bind_cuda_program(nb::module_& module) {
         .def("prepare_windows", &CudaProgram::prepare_windows, Released(),
              "Captures what windows of one row will be launched as, so that none waits for it.")
         .def("likeliest", &likeliest, "row"_a, "(token, peak, lowest) of a row of the last run's logits.")
+        .def_prop_ro("chosen", &CudaProgram::chosen,
+                     "The token that the last run chose; None without a chooser, or where there were too many to choose among.")
         .def("read_logits", &CudaProgram::read_logits, "row"_a, Released(),
              "A row of the last run's logits, valid until the next call.")
         .def("interrupt", &CudaProgram::interrupt,

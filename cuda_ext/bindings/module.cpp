@@ -4,6 +4,7 @@
 namespace nb = nanobind;
 
 void bind_cards(nb::module_& module);
+void bind_chooser(nb::module_& module);
 void bind_link(nb::module_& module);
 void bind_program(nb::module_& module);
 void bind_quant(nb::module_& module);
@@ -17,6 +18,7 @@ NB_MODULE(_native, module) {
     bind_quant(module);
     bind_cards(module);
     bind_program(module);
+    bind_chooser(module);
     bind_link(module);
 #ifdef TANDEM_CUDA
     bind_cuda(module);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "isa_of.h"
 #include "quant/row.h"
 #include "quant/type_list.h"
 
@@ -25,7 +26,6 @@ using Bytes = In<uint8_t, nb::ndim<1>>;
 using Floats = In<float, nb::ndim<1>>;
 using IsaName = std::optional<std::string>;  // none: the best one
 
-constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
 constexpr int64_t kGroupValues = 256;
 
 [[noreturn]] void refuse(const std::string& message) {
@@ -35,17 +35,6 @@ constexpr int64_t kGroupValues = 256;
 Type checked_type(uint32_t number) {
     if (!type_known(number)) refuse("unknown weight type " + std::to_string(number) + "; quant_types() lists the known ones");
     return static_cast<Type>(number);
-}
-
-Isa checked_isa(const IsaName& asked) {
-    if (!asked) return best_isa();
-    const std::string& name = *asked;
-    for (const Isa isa : kIsas) {
-        if (name != isa_name(isa)) continue;
-        if (!isa_runs(isa)) refuse("this CPU does not run " + name + "; isas() lists what runs");
-        return isa;
-    }
-    refuse("unknown instruction set '" + name + "'; isas() lists what runs");
 }
 
 int64_t checked_blocks(Type type, size_t num_bytes) {
@@ -74,7 +63,7 @@ void check_activations(int64_t num_values) {
 }
 
 nb::tuple quantise(Floats x, float row_scale, const IsaName& isa) {
-    const RowKernels& kernels = row_kernels(checked_isa(isa));
+    const RowKernels& kernels = row_kernels(isa_or_best(isa));
     const auto num_values = static_cast<int64_t>(x.shape(0));
     check_activations(num_values);
     std::vector<ActGroup> groups;
@@ -97,7 +86,7 @@ nb::tuple quantise(Floats x, float row_scale, const IsaName& isa) {
 void dot(uint32_t type_id, In<uint8_t, nb::ndim<2>> weights, In<float, nb::ndim<2>> x,
          nb::ndarray<float, nb::ndim<2>, nb::device::cpu> out, const IsaName& isa) {
     const Type type = checked_type(type_id);
-    const RowKernels& kernels = row_kernels(checked_isa(isa));
+    const RowKernels& kernels = row_kernels(isa_or_best(isa));
     const auto num_rows = static_cast<int64_t>(weights.shape(0)), num_x = static_cast<int64_t>(x.shape(0));
     const auto num_values = static_cast<int64_t>(x.shape(1));
     if (num_values % block_values(type) != 0 || row_bytes(type, num_values) != weights.shape(1))
@@ -131,7 +120,7 @@ nb::ndarray<nb::numpy, float> dequantise_array(uint32_t type_id, Bytes data) {
 }
 
 void swiglu(Floats gate, Floats up, nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> out, const IsaName& isa) {
-    const RowKernels& kernels = row_kernels(checked_isa(isa));
+    const RowKernels& kernels = row_kernels(isa_or_best(isa));
     if (gate.size() != up.size() || gate.size() != out.size())
         refuse("gate, up and out differ in length: " + std::to_string(gate.size()) + ", " + std::to_string(up.size()) + ", " +
                std::to_string(out.size()));

@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from appliance.engine.model_runner import ModelRunner
+from appliance.engine.sampler import Sampler
 from appliance.memory.gpus import free_gpu_bytes
 from appliance.memory.policy import SwapPolicy, blob_bytes_table
+from appliance.protocol import Sampling
 from appliance.units import MIB
 from scripts.card_bench.hits import RecordingPolicy, clairvoyant_hits, lru_hits
 from scripts.card_bench.limits import Bandwidths, decode_limit, prompt_limit
@@ -24,6 +26,12 @@ from tests.random_models import RandomModel, fill, open_arena, open_runner
 MAX_SWAPS = 4
 SHORT_PROMPT = 32
 WINDOWS, WINDOW_REPEATS = (1, 2, 3, 4, 6, 8), 40
+SAMPLINGS = {
+    "likeliest": Sampling(),
+    "temperature 1": Sampling(temperature=1.0),
+    "0.7, top_k 20, top_p 0.8": Sampling(temperature=0.7, top_k=20, top_p=0.8),
+    "0.8, top_p 0.95, penalties": Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1, presence_penalty=0.5),
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,14 @@ class Memory:
 
 
 @dataclass
+class Sampled:
+    """Tokens per second, and how many of the tokens the card left to the host."""
+
+    decode: float
+    left_to_host: int
+
+
+@dataclass
 class Figures:
     """What one card does with one model: tokens per second, milliseconds, bytes."""
 
@@ -98,6 +114,8 @@ class Figures:
     """Of one window, each kind of step alone."""
     windows_ms: dict[int, float] = field(default_factory=dict)
     """Of windows by their rows, bookkeeping included."""
+    sampled: dict[str, Sampled] = field(default_factory=dict)
+    """Decoding by how tokens are chosen, taken in turns."""
     llama: LlamaFigures | None = None
     bytes_per_token: int = 0
 
@@ -122,6 +140,9 @@ class Figures:
             lines.append("    " + self.memory.line())
         if self.steps_ms:
             lines.append("    alone, ms: " + ", ".join(f"{name} {ms:.3f}" for name, ms in self.steps_ms.items()))
+        if self.sampled:
+            rates = (f"{name}: {sampled.decode:.1f} ({sampled.left_to_host} by the host)" for name, sampled in self.sampled.items())
+            lines.append("    sampled: " + ", ".join(rates))
         if self.windows_ms:
             lines.append("    windows, ms by rows: " + ", ".join(f"{num}: {ms:.3f}" for num, ms in self.windows_ms.items()))
         return lines
@@ -161,6 +182,7 @@ class CardBench:
             self._measure_decode(run, policy, found)
             if ratio == 1 and self.card.startswith("cuda:"):
                 found.steps_ms = runner.profile(1, self.sizes.decode_after + self.sizes.decode, 20)
+            found.sampled = run.sampled()
             found.windows_ms = {num: run.window_ms(num) for num in WINDOWS}
             if planned.get("expert slots"):
                 _round_trip(runner, found.memory)
@@ -245,6 +267,27 @@ class _Run:
             assert self.runner.run([token], self.sizes.decode_after + step, 1)[-1].likeliest >= 0
             self.runner.between_windows()
         return time.perf_counter() - start
+
+    def sampled(self) -> dict[str, Sampled]:
+        """All ways to choose a token, as often as decoding is repeated."""
+        rounds = [{name: self._decode_sampled(sampling) for name, sampling in SAMPLINGS.items()} for _ in range(self.sizes.repeats)]
+        return {
+            name: Sampled(statistics.median(each[name][0] for each in rounds), sum(each[name][1] for each in rounds)) for name in SAMPLINGS
+        }
+
+    def _decode_sampled(self, sampling: Sampling) -> tuple[float, int]:
+        """Tokens per second, and how many the card left to the host."""
+        tokens, left = self._tokens(self.sizes.decode), 0
+        sampler = Sampler(sampling, self.model.shape.vocab, tokens)
+        start = time.perf_counter()
+        for step, token in enumerate(tokens):
+            position = self.sizes.decode_after + step
+            chooser = sampler.chooser(position + 1)
+            row = self.runner.run([token], position, 1, chooser)[-1]
+            left += chooser is not None and row.chosen is None
+            sampler.accept(sampler.choose(row, position + 1).token)
+            self.runner.between_windows()
+        return self.sizes.decode / (time.perf_counter() - start), left
 
     def window_ms(self, num_rows: int) -> float:
         """Median of windows of so many fresh tokens behind those that are there."""

@@ -39,6 +39,7 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
     skewed = [result for result in results if result["zipf"]]
     parts = [
         ("Decode", _decode(even)),
+        ("Decode by how tokens are chosen", _sampled(even)),
         ("Prompts", _prompts(even)),
         ("The expert cache, routers skewed after Zipf", _hits(skewed)),
         ("Memory and times", _memory([*even, *skewed])),
@@ -67,6 +68,20 @@ def _decode(results: Sequence[Result]) -> str:
             ]
         )
     return _table(["experts", "layers", "on the card", "tok/s", "llama.cpp", "ratio", "limit", "of it", "tiers"], rows)
+
+
+def _sampled(results: Sequence[Result]) -> str:
+    measured = [result for result in results if result.get("sampled")]
+    if not measured:
+        return ""
+    names = list(measured[0]["sampled"])
+    rows = []
+    for result in measured:
+        rates = [result["sampled"][name]["decode"] for name in names]
+        shares = [f"{rate:.0f} ({rate / rates[0]:.0%})" for rate in rates[1:]]
+        left = sum(result["sampled"][name]["left_to_host"] for name in names)
+        rows.append([_name(result), result["layers"], f"{result['resident_ratio']:.0%}", f"{rates[0]:.0f}", *shares, left])
+    return _table(["experts, tok/s", "layers", "on the card", *names, "chosen by the host"], rows)
 
 
 def _prompts(results: Sequence[Result]) -> str:

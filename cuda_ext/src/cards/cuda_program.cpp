@@ -42,6 +42,10 @@ CudaProgram::CudaProgram(std::shared_ptr<CudaCard> card, const Program::Limits& 
       end_(mapped(sizeof(cuda::WindowEnd))),
       likeliest_parts_(on_card(limits.max_logits * sizeof(cuda::LikeliestParts))),
       likeliest_(mapped(limits.max_logits * sizeof(cuda::Likeliest))),
+      logit_changes_(mapped(limits.vocab * sizeof(LogitChange))),
+      changed_logits_(on_card(limits.vocab * sizeof(float))),
+      choice_scratch_(on_card(sizeof(cuda::ChoiceScratch))),
+      chosen_(mapped(sizeof(int32_t))),
       read_(mapped(limits.vocab * sizeof(float))),
       counter_(on_card(sizeof(uint32_t))),
       watchdog_([this] {
@@ -78,18 +82,22 @@ uint32_t CudaProgram::posted(cuda::Source source) const {
     return state.posted[source];
 }
 
-void CudaProgram::run(std::span<const int32_t> tokens, int64_t position, int num_logits) {
+void CudaProgram::run(std::span<const int32_t> tokens, int64_t position, int num_logits, const Chooser* chooser) {
     limits_.check(tokens, position, num_logits);
+    require(chooser == nullptr || num_logits == 1, "a token is chosen from one row of logits");
     const DeviceScope scope(card_->device());
     prepare();
     if (interrupted_.exchange(false, std::memory_order_relaxed)) throw Interrupted();
     num_logits_ = 0;
+    chose_ = false;
+    if (chooser) post_changes(*chooser);
     if (tokens.size() <= cuda::kMaxWindowRows) {
-        run_window(tokens, position, num_logits);
+        run_window(tokens, position, num_logits, chooser);
     } else {
-        run_prompt(tokens, position, num_logits);
+        run_prompt(tokens, position, num_logits, chooser);
     }
     num_logits_ = num_logits;
+    chose_ = chooser != nullptr;
     table_->landed();
 }
 
@@ -101,16 +109,24 @@ void CudaProgram::prepare() {
     posts_[cuda::kHostSource] = host_tier_->post();
 }
 
+void CudaProgram::post_changes(const Chooser& chooser) {
+    const std::span<const LogitChange> changes = chooser.changes();
+    for (const LogitChange& change : changes)
+        require(change.token >= 0 && change.token < limits_.vocab, "the model has no token " + std::to_string(change.token));
+    std::copy(changes.begin(), changes.end(), logit_changes_.as<LogitChange>());
+}
+
 // ---- windows ----
 
-void CudaProgram::run_window(std::span<const int32_t> tokens, int64_t position, int num_logits) {
+void CudaProgram::run_window(std::span<const int32_t> tokens, int64_t position, int num_logits, const Chooser* chooser) {
     const int num_rows = static_cast<int>(tokens.size());
     offered_ = partner_ ? partner_->begin_window(num_rows, card_->compute_stream()) : nullptr;
     bool voided = true;
     try {
-        const cudaGraphExec_t graph = graph_for({num_rows, num_logits, usual_spans(position + num_rows), offered_});
+        const cudaGraphExec_t graph =
+            graph_for({num_rows, num_logits, chooser != nullptr, usual_spans(position + num_rows), offered_});
         auto* state = staged_state_.as<cuda::WindowState>();
-        *state = {num_rows, num_logits, position, {streamed_ratio(), peer_ratio()}, {}};
+        *state = {num_rows, num_logits, position, {streamed_ratio(), peer_ratio()}, {}, chooser ? chooser->rule() : ChoiceRule{}};
         std::copy(tokens.begin(), tokens.end(), state->tokens);
         host_tier_->begin();
         watchdog_.arm(kWindowTimeoutS);
@@ -146,13 +162,13 @@ void CudaProgram::await_window() {
 
 cudaGraphExec_t CudaProgram::graph_for(const GraphKey& key) {
     if (const auto found = graphs_.find(key); found != graphs_.end()) return found->second;
-    const auto& [num_rows, num_logits, spans, offered] = key;
+    const auto& [num_rows, num_logits, chooses, spans, offered] = key;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     const cudaStream_t stream = card_->compute_stream();
     CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     try {
-        enqueue_window({num_rows, num_logits, spans, offered, offered != nullptr || peer_shares_card_, stream});
+        enqueue_window({num_rows, num_logits, chooses, spans, offered, offered != nullptr || peer_shares_card_, stream});
     } catch (...) {
         cudaStreamEndCapture(stream, &graph);
         if (graph != nullptr) cudaGraphDestroy(graph);
@@ -172,15 +188,17 @@ void CudaProgram::prepare_windows() {
     prepare();
     const int64_t most = usual_spans(limits_.context);
     for (int64_t spans = 1; spans <= most; spans *= 2) {
-        graph_for({1, 1, spans, nullptr});
-        if (partner_) graph_for({1, 1, spans, partner_->offer_place()});
+        for (const bool chooses : {false, true}) {
+            graph_for({1, 1, chooses, spans, nullptr});
+            if (partner_) graph_for({1, 1, chooses, spans, partner_->offer_place()});
+        }
     }
 }
 
 void CudaProgram::enqueue_window(const WindowRun& run) {
-    CUDA_CHECK(cudaMemcpyAsync(state_.data(), staged_state_.data(), sizeof(cuda::WindowState), cudaMemcpyHostToDevice, run.stream));
+    enqueue_state(run.stream);
     for (const std::unique_ptr<Step>& step : steps_) step->window(run);
-    enqueue_end(run.num_logits, run.stream);
+    enqueue_end(run.num_logits, run.chooses, run.stream);
     cuda::FinishProblem finish{};
     finish.misses = misses_.as<cuda::MissState>();
     finish.words = host_tier_->words();
@@ -192,16 +210,35 @@ void CudaProgram::enqueue_window(const WindowRun& run) {
     cuda::finish_window(finish, true, run.stream);
 }
 
-void CudaProgram::enqueue_end(int num_logits, cudaStream_t stream) {
+void CudaProgram::enqueue_state(cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(state_.data(), staged_state_.data(), sizeof(cuda::WindowState), cudaMemcpyHostToDevice, stream));
+}
+
+void CudaProgram::enqueue_end(int num_logits, bool chooses, cudaStream_t stream) {
     if (num_logits == 0) return;
-    cuda::likeliest_window({logits_, limits_.vocab, likeliest_parts_.as<cuda::LikeliestParts>(), likeliest_.as<cuda::Likeliest>()},
-                           num_logits, true, stream);
+    auto* parts = likeliest_parts_.as<cuda::LikeliestParts>();
+    cuda::likeliest_window({logits_, limits_.vocab, parts, likeliest_.as<cuda::Likeliest>()}, num_logits, true, stream);
+    if (!chooses) return;
+    cuda::ChooseProblem choose{};
+    choose.state = state();
+    choose.logits = logits_;
+    choose.parts = parts;
+    choose.vocab = limits_.vocab;
+    choose.changes = logit_changes_.as<LogitChange>();
+    choose.changed = changed_logits_.as<float>();
+    choose.scratch = choice_scratch_.as<cuda::ChoiceScratch>();
+    choose.token = chosen_.as<int32_t>();
+    cuda::choose_window(choose, true, stream);
 }
 
 // ---- prompts ----
 
-void CudaProgram::run_prompt(std::span<const int32_t> tokens, int64_t position, int num_logits) {
+void CudaProgram::run_prompt(std::span<const int32_t> tokens, int64_t position, int num_logits, const Chooser* chooser) {
     const cudaStream_t stream = card_->compute_stream();
+    if (chooser) {
+        *staged_state_.as<cuda::WindowState>() = {0, num_logits, position, {}, {}, chooser->rule()};
+        enqueue_state(stream);
+    }
     std::copy(tokens.begin(), tokens.end(), staged_tokens_.as<int32_t>());
     CUDA_CHECK(cudaMemcpyAsync(tokens_.data(), staged_tokens_.data(), tokens.size_bytes(), cudaMemcpyHostToDevice, stream));
     const PromptRun run{static_cast<int>(tokens.size()), num_logits, position, stream};
@@ -212,7 +249,7 @@ void CudaProgram::run_prompt(std::span<const int32_t> tokens, int64_t position, 
         }
         step->prompt(run);
     }
-    enqueue_end(num_logits, stream);
+    enqueue_end(num_logits, chooser != nullptr, stream);
     table_->collect(stream);
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
@@ -223,7 +260,7 @@ std::map<std::string, double> CudaProgram::profile(int32_t token, int64_t positi
     const DeviceScope scope(card_->device());
     prepare();
     const cudaStream_t stream = card_->compute_stream();
-    const cuda::WindowState state{1, 1, position, {}, {token}};
+    const cuda::WindowState state{1, 1, position, {}, {token}, {}};
     card_->write(state_, &state, sizeof state);
     std::vector<cudaEvent_t> marks(steps_.size() + 1);
     for (cudaEvent_t& mark : marks) CUDA_CHECK(cudaEventCreate(&mark));
@@ -231,7 +268,7 @@ std::map<std::string, double> CudaProgram::profile(int32_t token, int64_t positi
     for (int repeat = 0; repeat < repeats; repeat++) {
         for (size_t i = 0; i < steps_.size(); i++) {
             CUDA_CHECK(cudaEventRecord(marks[i], stream));
-            steps_[i]->window({1, 1, usual_spans(position + 1), nullptr, false, stream});
+            steps_[i]->window({1, 1, false, usual_spans(position + 1), nullptr, false, stream});
         }
         CUDA_CHECK(cudaEventRecord(marks.back(), stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -249,6 +286,11 @@ std::map<std::string, double> CudaProgram::profile(int32_t token, int64_t positi
 
 std::span<const cuda::Likeliest> CudaProgram::likeliest() const {
     return {likeliest_.as<const cuda::Likeliest>(), static_cast<size_t>(num_logits_)};
+}
+
+std::optional<int32_t> CudaProgram::chosen() const {
+    const int32_t token = *chosen_.as<const int32_t>();
+    return chose_ && token != cuda::kNotChosen ? std::optional(token) : std::nullopt;
 }
 
 View CudaProgram::read_logits(int row) {

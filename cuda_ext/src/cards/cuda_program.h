@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -17,9 +18,12 @@
 #include "cards/host_tier.h"
 #include "cards/program.h"
 #include "cards/watchdog.h"
+#include "cuda_ops/choose_window.h"
 #include "cuda_ops/finish_window.h"
+#include "cuda_ops/likeliest.h"
 #include "cuda_ops/miss_post.h"
 #include "cuda_ops/window_state.h"
+#include "ops/chooser.h"
 
 namespace tandem {
 
@@ -27,6 +31,7 @@ namespace tandem {
 struct WindowRun {
     int num_rows;
     int num_logits;
+    bool chooses;            // the token behind the last row
     int64_t usual_spans;     // of attention: the context used so far, rounded up
     const uint8_t* offered;  // [layers, experts] on the card: what the partner computes for it; or null
     bool leaves_room;        // for kernels of others, while it waits for rows
@@ -108,13 +113,16 @@ class CudaProgram {
     uint32_t posted(cuda::Source source) const;
 
     // ---- running ----
+    // `chooser`: how the token behind the last row is chosen, where it is; then num_logits is 1.
     // Throws std::invalid_argument for rows beyond the limits, Interrupted, CudaError.
-    void run(std::span<const int32_t> tokens, int64_t position, int num_logits);
+    void run(std::span<const int32_t> tokens, int64_t position, int num_logits, const Chooser* chooser = nullptr);
     // Captures what windows of one row will be launched as, with and without the others, for all lengths of context: a capture
     // takes as long as several windows, and none should wait for it when the pair wakes or sleeps.
     void prepare_windows();
     // Of the last run: one entry per row of logits.
     std::span<const cuda::Likeliest> likeliest() const;
+    // The token that the last run chose; none where it was not asked to, or there were too many to choose among.
+    std::optional<int32_t> chosen() const;
     // Logits of the last run's row, [vocab] floats in host memory, valid until the next call. Blocks.
     View read_logits(int row);
     // The run in progress, or else the next one, ends soon; a window runs to its end.
@@ -125,15 +133,18 @@ class CudaProgram {
     int64_t num_voided() const { return num_voided_; }
 
   private:
-    // Number of rows, of logits, of usual spans, and what is offered.
-    using GraphKey = std::tuple<int, int, int64_t, const uint8_t*>;
+    // Number of rows, of logits, whether a token is chosen, number of usual spans, and what is offered.
+    using GraphKey = std::tuple<int, int, bool, int64_t, const uint8_t*>;
 
     void prepare();
-    void run_window(std::span<const int32_t> tokens, int64_t position, int num_logits);
-    void run_prompt(std::span<const int32_t> tokens, int64_t position, int num_logits);
+    // What `chooser` needs on the card beside its rule, which is in the WindowState.
+    void post_changes(const Chooser& chooser);
+    void run_window(std::span<const int32_t> tokens, int64_t position, int num_logits, const Chooser* chooser);
+    void run_prompt(std::span<const int32_t> tokens, int64_t position, int num_logits, const Chooser* chooser);
     cudaGraphExec_t graph_for(const GraphKey& key);
     void enqueue_window(const WindowRun& run);
-    void enqueue_end(int num_logits, cudaStream_t stream);
+    void enqueue_state(cudaStream_t stream);
+    void enqueue_end(int num_logits, bool chooses, cudaStream_t stream);
     void await_window();
     void watch();
 
@@ -158,10 +169,15 @@ class CudaProgram {
     std::function<void()> recover_peer_;
     View end_;  // WindowEnd, mapped
     View likeliest_parts_;
-    View likeliest_;  // [max_logits], mapped
-    View read_;       // [vocab], mapped
-    View counter_;    // of finish_window's blocks
-    int num_logits_ = 0;
+    View likeliest_;       // [max_logits], mapped
+    View logit_changes_;   // [vocab] LogitChange, mapped
+    View changed_logits_;  // [vocab]
+    View choice_scratch_;
+    View chosen_;         // the token, mapped
+    View read_;           // [vocab], mapped
+    View counter_;        // of finish_window's blocks
+    int num_logits_ = 0;  // of the last run
+    bool chose_ = false;  // in the last run
     std::vector<HostTier::Layer> host_layers_;
     std::unique_ptr<HostTier> host_tier_;
     Watchdog watchdog_;

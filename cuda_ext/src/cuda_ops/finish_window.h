@@ -1,4 +1,4 @@
-// The last kernels of a window: the likeliest token of every row of logits, and the word to the host that the window is through.
+// The last kernel of a window: the word to the host that it is through.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -8,30 +8,6 @@
 #include "cuda_ops/miss_post.h"
 
 namespace tandem::cuda {
-
-// One row of logits in short. `token`: of the greatest logit, of equal ones the lowest; -1 where a logit is NaN.
-struct Likeliest {
-    int32_t token;
-    float peak;    // the greatest logit
-    float lowest;  // the least
-};
-
-constexpr int kLikeliestParts = 32;  // of a row of logits, a block each
-
-// What a row's blocks tell each other, on the card; zero before the first launch.
-struct LikeliestParts {
-    Likeliest parts[kLikeliestParts];
-    uint32_t num_done;  // 0 between launches
-};
-
-struct LikeliestProblem {
-    const float* logits;  // [rows, vocab]
-    int32_t vocab;
-    LikeliestParts* parts;  // [rows]
-    Likeliest* out;         // [rows], may lie in mapped host memory
-};
-
-void likeliest_window(const LikeliestProblem& problem, int num_rows, bool dependent, cudaStream_t stream);
 
 // What a window came to, in mapped host memory.
 struct WindowEnd {

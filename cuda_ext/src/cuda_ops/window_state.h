@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 
+#include "ops/choice_rule.h"
+
 namespace tandem::cuda {
 
 constexpr int kMaxWindowRows = 8;
@@ -20,6 +22,7 @@ struct WindowState {
     int64_t position;    // of the first row; row t lies at position + t
     StreamedRatios streamed;
     int32_t tokens[kMaxWindowRows];
+    ChoiceRule choice;  // of the next token, where one is chosen
 };
 
 }  // namespace tandem::cuda
