@@ -77,11 +77,10 @@ def _sampled(results: Sequence[Result]) -> str:
     names = list(measured[0]["sampled"])
     rows = []
     for result in measured:
-        rates = [result["sampled"][name]["decode"] for name in names]
-        shares = [f"{rate:.0f} ({rate / rates[0]:.0%})" for rate in rates[1:]]
-        left = sum(result["sampled"][name]["left_to_host"] for name in names)
-        rows.append([_name(result), result["layers"], f"{result['resident_ratio']:.0%}", f"{rates[0]:.0f}", *shares, left])
-    return _table(["experts, tok/s", "layers", "on the card", *names, "chosen by the host"], rows)
+        usual, *others = (result["sampled"][name] for name in names)
+        cells = [f"{each['decode']:.0f} ({each['decode'] / usual['decode']:.0%}; {each['left_to_host']} by the host)" for each in others]
+        rows.append([_name(result), result["layers"], f"{result['resident_ratio']:.0%}", f"{usual['decode']:.0f}", *cells])
+    return _table(["experts, tok/s", "layers", "on the card", *names], rows)
 
 
 def _prompts(results: Sequence[Result]) -> str:

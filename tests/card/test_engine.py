@@ -14,6 +14,7 @@ from appliance.engine.model_runner import ModelRunner
 from appliance.engine.streaming import FIRST_PAUSE, NUM_ROUNDS, ROUND_WINDOWS
 from appliance.memory.policy import AlwaysSwap, blob_bytes_table
 from appliance.memory.workspace import KvType
+from cuda_ext import _native as native
 from tests.arena_rig import shm_folder
 from tests.gguf_writing import ModelShape
 from tests.random_models import RandomModel, open_arena, open_runner, prefill, write_random_model
@@ -131,6 +132,23 @@ def test_extremes_of_a_row_are_those_of_its_values(model: RandomModel, arena_dir
         row = runner.run(PROMPT, 0, 1)[0]
         values = row.values()
         assert (row.likeliest, row.peak, row.lowest) == (int(values.argmax()), float(values.max()), float(values.min()))
+
+
+@pytest.mark.parametrize("slots", [0, NUM_EXPERTS])
+def test_prompts_and_windows_choose_by_what_they_are_given(model: RandomModel, arena_dir: Path, slots: int) -> None:
+    chooser, other = native.Chooser(0.8, 30, 0.9, -8.0), native.Chooser(0.0, 0, 1.0, -np.inf)
+    for token in DECODED:
+        chooser.change(token, 0.5, 1.2, 0.25)
+    with open_gpu(model, arena_dir, slots) as runner:
+        row = runner.run(PROMPT, 0, 1, chooser)[0]
+        assert row.chosen == chooser.choose(row.values())
+        for step, token in enumerate(DECODED[:6]):
+            chooser.set_fraction(2**53 * step // 6)
+            other.change(token, -100.0, 1.0, 0.0)
+            for asked in (chooser, None, other):
+                row = runner.run([token], len(PROMPT) + step, 1, asked)[0]
+                assert row.chosen == (None if asked is None else asked.choose(row.values()))
+            runner.between_windows()
 
 
 def test_tiers_are_counted(model: RandomModel, arena_dir: Path) -> None:

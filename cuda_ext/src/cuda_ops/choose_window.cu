@@ -61,10 +61,9 @@ __device__ Row row_of(const ChooseProblem& p, const ChoiceRule& rule) {
 // ---- weights by depth ----
 
 __global__ void __launch_bounds__(kWeighThreads) weigh_kernel(ChooseProblem p) {
-    __shared__ unsigned long long mass[kChoiceBins];
-    __shared__ uint32_t count[kChoiceBins];
+    __shared__ uint32_t mass_low[kChoiceBins], mass_high[kChoiceBins], count[kChoiceBins];
     const ChoiceRule rule = p.state->choice;
-    for (int bin = threadIdx.x; bin < kChoiceBins; bin += kWeighThreads) mass[bin] = count[bin] = 0;
+    for (int bin = threadIdx.x; bin < kChoiceBins; bin += kWeighThreads) mass_low[bin] = mass_high[bin] = count[bin] = 0;
     device::wait_prerequisites();
     device::launch_dependents();
     if (rule.temperature == 0.0f) return;
@@ -74,13 +73,17 @@ __global__ void __launch_bounds__(kWeighThreads) weigh_kernel(ChooseProblem p) {
         const float depth = row.depth(__ldcg(row.logits + token));
         if (!in_reach(depth)) continue;
         const int bin = row.bin(depth);
-        atomicAdd(&mass[bin], choice_weight(depth));
+        const uint64_t weight = choice_weight(depth);
+        const auto low = static_cast<uint32_t>(weight);
+        const uint32_t carry = atomicAdd(&mass_low[bin], low) > ~low ? 1 : 0;  // 64-bit sums in shared memory are loops
+        atomicAdd(&mass_high[bin], static_cast<uint32_t>(weight >> 32) + carry);
         atomicAdd(&count[bin], 1u);
     }
     __syncthreads();
     for (int bin = threadIdx.x; bin < kChoiceBins; bin += kWeighThreads) {
         if (count[bin] == 0) continue;
-        atomicAdd(reinterpret_cast<unsigned long long*>(&p.scratch->mass[bin]), mass[bin]);
+        const uint64_t mass = static_cast<uint64_t>(mass_high[bin]) << 32 | mass_low[bin];
+        atomicAdd(reinterpret_cast<unsigned long long*>(&p.scratch->mass[bin]), mass);
         atomicAdd(&p.scratch->count[bin], count[bin]);
     }
 }
