@@ -64,16 +64,13 @@ class Sampler:
         self._numbers = RandomNumbers(sampling.seed)
         self._bias = _checked_bias(sampling.logit_bias, vocab)
         self._repeats = sampling.repetition_penalty != 1.0
+        self._penalises = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         self._counts: Counter[int] = Counter()
         self._seen: set[int] = set(prompt) if self._repeats else set()
         self._chooser = _chooser(sampling, vocab)
         for token in self._seen | self._bias.keys():
             self._change(token)
         self._is_plain = sampling.temperature == 0.0 and not (self._bias or self._repeats or self._penalises)
-
-    @property
-    def _penalises(self) -> bool:
-        return self._sampling.presence_penalty != 0.0 or self._sampling.frequency_penalty != 0.0
 
     def chooser(self, position: int) -> native.Chooser | None:
         """How a card chooses the token for the absolute `position`; None: it is the likeliest. Valid until the next call."""
@@ -96,10 +93,10 @@ class Sampler:
         return Choice(token, None if self._top_logprobs is None else _logprobs(row.values(), peak, token, self._top_logprobs))
 
     def _choose(self, row: LogitsRow, position: int) -> int:
+        if row.chosen is not None:
+            return row.chosen
         chooser = self.chooser(position)
-        if chooser is None:
-            return row.likeliest
-        return chooser.choose(row.values()) if row.chosen is None else row.chosen
+        return row.likeliest if chooser is None else chooser.choose(row.values())
 
     def accept(self, token: int) -> None:
         """`token` has become part of the answer; the penalties of later choices count it."""
